@@ -1,0 +1,10 @@
+"""The one error for an atlas, a store or a query that cannot be served as asked."""
+
+__all__ = ["AtlasError"]
+
+
+class AtlasError(Exception):
+    """One line for the user: what is wrong with the atlas or the query, and what to do.
+
+    The command line prints it without a traceback and exits with code 2.
+    """
