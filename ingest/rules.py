@@ -62,9 +62,7 @@ Rule = Everything | Absolute | Z | Top | Any_ | All_
 
 DEFAULT_RULE = Z(6.0)
 PER = ("target", "target×type", "target×source_layer", "target×head", "source")
-_FORMS = (
-    "'everything', {absolute: number}, {z: number}, {top: number, per: target}, {any: [rules]} or {all: [rules]}"
-)
+_FORMS = "'everything', {absolute: number}, {z: number}, {top: number, per: target}, {any: [rules]} or {all: [rules]}"
 _KEYS = ("absolute", "z", "top", "any", "all")
 
 
@@ -108,7 +106,9 @@ def rule_to_data(rule: Rule) -> Any:
             return {"all": [rule_to_data(inner) for inner in rules]}
 
 
-def _parse(data: Any, path: tuple[str | int, ...], mistakes: list[tuple[tuple[str | int, ...], str]]) -> Rule | None:
+def _parse(
+    data: Any, path: tuple[str | int, ...], mistakes: list[tuple[tuple[str | int, ...], str]]
+) -> Rule | None:
     def wrong(text: str, *inner: str | int) -> None:
         mistakes.append(((*path, *inner), text))
 

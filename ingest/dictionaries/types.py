@@ -196,7 +196,9 @@ class Dictionary:
     b_in: Tensor | None = None  # (d_in,), subtracted from the (normalised) input
     W_skip: Tensor | None = None  # (d_in, d_out): x @ W_skip joins the first write
     input_norm: InputNorm | None = None
-    decoder_norm_in_gate: Tensor | None = None  # (F,): TopK and GroupMax choose by pre * this, the value is pre
+    decoder_norm_in_gate: Tensor | None = (
+        None  # (F,): TopK and GroupMax choose by pre * this, the value is pre
+    )
     hash: str = ""  # provenance: sha256 of tensors, meaning and model (ingest.dictionaries.hashing)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,157 @@
+"""safetensors files: their headers without reading a weight (and without torch), then tensors as exact float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from ingest.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Entry", "check_keys", "check_shape", "read_header", "read_tensors"]
+
+# Every value of these is a float32; a float64 is not, and rounding it would change the dictionary silently.
+_WIDENED = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file, by its header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size on disk."""
+        count = _WIDENED[self.dtype]
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Names, types and shapes of a safetensors file; nothing but its header is read.
+
+    Raises InputError for a file that is missing, empty, truncated or something else, and for a type that float32
+    cannot hold exactly.
+    """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a safetensors file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    if not path.is_file():
+        raise InputError(f"{path}: is not a file; expected a safetensors file")
+    if size == 0:
+        raise InputError(
+            f"{path}: is empty (0 bytes); expected a safetensors file; copy or download it again"
+        )
+    if path.open("rb").read(24).startswith(b"version https://git-lfs"):
+        raise InputError(
+            f"{path}: is a Git LFS pointer, not the weights; run `git lfs pull` where it came from"
+        )
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            entries = {
+                key: Entry(str(part.get_dtype()), tuple(part.get_shape()))
+                for key in file.keys()  # noqa: SIM118 (the file is no mapping)
+                for part in [file.get_slice(key)]
+            }
+    except SafetensorError as error:
+        raise InputError(
+            f"{path}: truncated or no safetensors file ({size} bytes: {error}); copy or download it again"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    for key, entry in entries.items():
+        if entry.dtype not in _WIDENED:
+            raise InputError(
+                f"{path}: {key}: type {entry.dtype}, expected one that float32 holds exactly"
+                f" ({', '.join(_WIDENED)}); save it as float32"
+            )
+    return entries
+
+
+def check_keys(
+    path: Path, found: Mapping[str, object], required: set[str], optional: set[str] = frozenset()
+) -> None:  # type: ignore[assignment]
+    """InputError that names every tensor missing and every tensor left over."""
+    missing, over = sorted(required - set(found)), sorted(set(found) - required - set(optional))
+    problems = []
+    if missing:
+        problems.append(f"tensor missing: {', '.join(missing)}")
+    if over:
+        problems.append(f"tensor left over: {', '.join(over)}")
+    if problems:
+        expected = ", ".join(sorted(required)) + (
+            f" (optional: {', '.join(sorted(optional))})" if optional else ""
+        )
+        raise InputError(
+            f"{path}: {'; '.join(problems)}; expected {expected}, found {', '.join(sorted(found))}"
+        )
+
+
+def check_shape(path: Path, key: str, entry: Entry, expected: tuple[int, ...], meaning: str) -> None:
+    """InputError that names the tensor, both shapes and where the expected one comes from."""
+    if entry.shape != expected:
+        raise InputError(
+            f"{path}: {key} has shape {_text(entry.shape)}, expected {_text(expected)}: {meaning}"
+        )
+
+
+def read_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Tensor]:
+    """All tensors of a file whose header was read, widened exactly to float32, contiguous, checked finite.
+
+    Raises InputError where the file has changed since, or holds NaN or infinity.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path}: cannot be read any more ({error}); it was sound when it was opened"
+        ) from error
+    if {key: tuple(tensor.shape) for key, tensor in tensors.items()} != {
+        k: e.shape for k, e in header.items()
+    }:
+        raise InputError(f"{path}: has changed since it was opened; start again")
+    widened: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        widened[key] = tensor.to(torch.float32).contiguous()
+        _check_finite(path, key, widened[key], header[key].dtype)
+    return widened
+
+
+def _check_finite(path: Path, key: str, tensor: Tensor, dtype: str) -> None:
+    # The sum is a pass without a temporary; only a sum that is not finite (or overflows) needs a closer look.
+    if tensor.sum().isfinite():
+        return
+    bad = ~tensor.isfinite()
+    count = int(bad.sum())
+    if not count:
+        return
+    first = tuple(int(part) for part in bad.nonzero()[0])
+    kind = "NaN" if tensor[first].isnan() else "infinite"
+    why = (
+        "; float16 ends at 65504, so whatever wrote the file overflowed: save it as bfloat16 or float32"
+        if dtype == "F16" and kind == "infinite"
+        else "; the file is damaged or its training diverged"
+    )
+    raise InputError(
+        f"{path}: {key}{list(first)} is {kind} ({count} of {tensor.numel()} values are not finite), expected"
+        f" finite weights{why}"
+    )
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"
