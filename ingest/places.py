@@ -1,4 +1,5 @@
-"""Where a user's files are: a path, a name on the hub, or `package:NAME/FILE` inside an installed Python package."""
+"""Where a user's files are: a path, a name on the hub, or `package:NAME/FILE` inside an installed Python
+package."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def is_hub_name(text: str) -> bool:
 def resolve_place(text: str, base: Path | None = None) -> str:
     """The absolute path that a text means, seen from the folder `base` (default: the working folder).
 
-    A path that exists wins; then a hub name stays as it is. Raises InputError for anything else. A package is found,
-    never imported: no code of it runs.
+    A path that exists wins; then a hub name stays as it is. Raises InputError for anything else. A package
+    is found, never imported: no code of it runs.
     """
     if text.startswith(_PACKAGE):
         return str(_in_package(text))

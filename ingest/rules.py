@@ -1,7 +1,7 @@
 """Rules that select edges, as plain frozen values: no pydantic, no torch, so that every worker can hold them.
 
-What each means is methods §2, "Selecting edges". A pair's weight is V = float32(float64 product); comparisons are
-strict; ties fall to the smaller (source, target, reading, layer, head).
+What each means is methods §2, "Selecting edges". A pair's weight is V = float32(float64 product); comparisons
+are strict; ties fall to the smaller (source, target, reading, layer, head).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Z:
 
 @dataclass(frozen=True)
 class Top:
-    """The k largest |V| per target (and type, source layer or head), or per source; free scales as in Absolute."""
+    """The k largest |V| per target (and type, source layer or head), or per source; free scales as in
+    Absolute."""
 
     k: int
     per: str = "target"
@@ -62,7 +63,10 @@ Rule = Everything | Absolute | Z | Top | Any_ | All_
 
 DEFAULT_RULE = Z(6.0)
 PER = ("target", "target×type", "target×source_layer", "target×head", "source")
-_FORMS = "'everything', {absolute: number}, {z: number}, {top: number, per: target}, {any: [rules]} or {all: [rules]}"
+_FORMS = (
+    "'everything', {absolute: number}, {z: number}, {top: number, per: target}, {any: [rules]}"
+    " or {all: [rules]}"
+)
 _KEYS = ("absolute", "z", "top", "any", "all")
 
 

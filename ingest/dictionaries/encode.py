@@ -29,7 +29,8 @@ from ingest.errors import InputError
 
 __all__ = ["activation_function", "decode", "encode", "pre_activations"]
 
-# By Hugging Face's names. gelu_new and its kin are one formula: 0.5 u (1 + tanh(sqrt(2/pi) (u + 0.044715 u^3))).
+# By Hugging Face's names. gelu_new and its kin are one formula: 0.5 u (1 + tanh(sqrt(2/pi) (u + 0.044715
+# u^3))).
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": lambda u: F.relu(u) ** 2,

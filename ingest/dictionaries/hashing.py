@@ -1,4 +1,5 @@
-"""Provenance: the hash of what a dictionary is and means on a model, whatever file, type or name it came under."""
+"""Provenance: the hash of what a dictionary is and means on a model, whatever file, type or name it came
+under."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _VERSION = 1  # of the canonical form below
 def dictionary_hash(dictionary: Dictionary, model_hash: str) -> str:
     """sha256 (hex) of the float32 tensors and all that decides what they compute: layer, sites, spaces, gate.
 
-    The model's hash is part of it: the same file on another model has other reading vectors and so other edges.
-    The set's name and kind, and the type on disk, are not.
+    The model's hash is part of it: the same file on another model has other reading vectors and so other
+    edges. The set's name and kind, and the type on disk, are not.
     """
     tensors: dict[str, Tensor | None] = {
         "b_in": dictionary.b_in,
@@ -50,12 +51,13 @@ def dictionary_hash(dictionary: Dictionary, model_hash: str) -> str:
         }
     )
     for tensor in present.values():
-        digest.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+        digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 def derived_hash(model_hash: str, what: str, layer: int) -> str:
-    """The hash of a dictionary that is wholly determined by the model, such as its own neurons: no tensor is read."""
+    """The hash of a dictionary that is wholly determined by the model, such as its own neurons: no tensor is
+    read."""
     return _digest({"model": model_hash, "derived": what, "layer": layer}).hexdigest()
 
 

@@ -11,7 +11,7 @@ from ingest.dictionaries.types import At, Dictionary, Read
 from ingest.errors import InputError
 
 if TYPE_CHECKING:
-    from ingest.models import Facts, ResidualModel
+    from ingest.models import Facts
 
 __all__ = ["Format", "Layers", "Layout", "choose_layers"]
 
@@ -20,10 +20,11 @@ Layers = Literal["all"] | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A set of dictionaries by its headers: all shapes checked against each other and the model, no weight read.
+    """A set of dictionaries by its headers: all shapes checked against each other and the model, no weight
+    read.
 
-    `load(layer, model)` reads one layer: a Dictionary without set name and hash. `hash_of(layer, model hash)`,
-    where given, knows the hash without reading.
+    `load(layer, model)` reads one layer: a Dictionary without set name and hash. `hash_of(layer, model
+    hash)`, where given, knows the hash without reading.
     """
 
     format: str
@@ -48,7 +49,8 @@ class Layout:
 
 
 class Format(Protocol):
-    """A reader of one format. A module of `ingest/dictionaries/formats` holds one as `FORMAT`; that registers it.
+    """A reader of one format. A module of `ingest/dictionaries/formats` holds one as `FORMAT`; that
+    registers it.
 
     The module must not import torch at its top: headers are read without it.
     """
@@ -73,8 +75,8 @@ def choose_layers(
     lacking = [layer for layer in found if layer >= facts.n_layers]
     if lacking:
         raise InputError(
-            f"{source}: has a dictionary for layer {lacking[0]}, the model has layers 0 to {facts.n_layers - 1}"
-            f" ({facts.architecture}); it is for another model"
+            f"{source}: has a dictionary for layer {lacking[0]}, the model has layers 0 to"
+            f" {facts.n_layers - 1} ({facts.architecture}); it is for another model"
         )
     if wanted == "all":
         gap = [layer for layer in range(facts.n_layers) if layer not in found]

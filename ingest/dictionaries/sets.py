@@ -91,7 +91,8 @@ class DictionarySet:
         return dataclasses.replace(loaded, set=self.name, hash=self._hashes[layer])
 
     def hash_of(self, layer: int) -> str:
-        """sha256 of the dictionary on this model; reads the layer the first time, unless the format knows it."""
+        """sha256 of the dictionary on this model; reads the layer the first time, unless the format knows
+        it."""
         self._check(layer)
         if layer not in self._hashes:
             if self.layout.hash_of:
@@ -106,7 +107,8 @@ class DictionarySet:
         return set_hash({layer: self.hash_of(layer) for layer in self.layers})
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Reads every layer once, before anything is computed: every weight finite, every hash known afterwards.
+        """Reads every layer once, before anything is computed: every weight finite, every hash known
+        afterwards.
 
         `progress(done, total)` counts layers. Raises InputError at the first layer that does not hold.
         """
@@ -134,8 +136,8 @@ def open_set(
 ) -> DictionarySet:
     """Dictionaries for a model: from a directory, a hub name, or (None, format "neurons") the model itself.
 
-    All headers and shapes of all layers are checked here, against the model too; weights are read by `load`, and
-    all of them once by `verify`. Raises InputError.
+    All headers and shapes of all layers are checked here, against the model too; weights are read by `load`,
+    and all of them once by `verify`. Raises InputError.
     """
     layout = describe_set(where, model.facts, format=format, layers=layers)
     recorded = layout.provenance.get("model_hash")
@@ -150,8 +152,8 @@ def open_set(
 def describe_set(
     where: str | Path | None, facts: Facts, *, format: str | None = None, layers: Layers = "all"
 ) -> Layout:
-    """The same from headers alone: layers, sizes, bytes, what is read and written. No weight is read, no torch
-    imported. Raises InputError."""
+    """The same from headers alone: layers, sizes, bytes, what is read and written. No weight is read, no
+    torch imported. Raises InputError."""
     if format is not None and format not in formats():
         raise InputError(f"unknown dictionary format {format!r}; known: {', '.join(formats())}")
     if where is None:

@@ -1,8 +1,9 @@
-"""safetensors files: their headers without reading a weight (and without torch), then tensors as exact float32."""
+"""safetensors files: their headers without reading a weight (and without torch), then tensors as exact
+float32."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,8 +40,8 @@ class Entry:
 def read_header(path: Path) -> dict[str, Entry]:
     """Names, types and shapes of a safetensors file; nothing but its header is read.
 
-    Raises InputError for a file that is missing, empty, truncated or something else, and for a type that float32
-    cannot hold exactly.
+    Raises InputError for a file that is missing, empty, truncated or something else, and for a type that
+    float32 cannot hold exactly.
     """
     try:
         size = path.stat().st_size
@@ -81,8 +82,8 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def check_keys(
-    path: Path, found: Mapping[str, object], required: set[str], optional: set[str] = frozenset()
-) -> None:  # type: ignore[assignment]
+    path: Path, found: Mapping[str, object], required: Set[str], optional: Set[str] = frozenset()
+) -> None:
     """InputError that names every tensor missing and every tensor left over."""
     missing, over = sorted(required - set(found)), sorted(set(found) - required - set(optional))
     problems = []

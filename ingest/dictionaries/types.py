@@ -1,15 +1,17 @@
-"""One frozen type for every feature dictionary, whatever file it came from: one `Dictionary` for each layer read.
+"""One frozen type for every feature dictionary, whatever file it came from: one `Dictionary` for each layer
+read.
 
-A dictionary turns the vectors x (n, d_in) that it reads into activations a (n, F), and adds a @ W_dec somewhere:
+A dictionary turns the vectors x (n, d_in) that it reads into activations a (n, F), and adds a @ W_dec
+somewhere:
 
     x'   = norm(x)                         run-time input normalisation, where there is one
     pre  = (x' - b_in) @ W_enc.T + b_enc   for each encoder (a gated neuron has two: gate and up)
     a    = gate(pre)
     out  = a @ W_dec + b_out (+ x @ W_skip)     for each write
 
-Everything a file may scale is folded in by its reader, so that a threshold here is always a plain threshold on
-`pre` as computed from the raw input (methods: Public dictionary formats). Tensors are float32, widened exactly.
-This module does not import torch: `atlas estimate` reads headers only.
+Everything a file may scale is folded in by its reader, so that a threshold here is always a plain threshold
+on `pre` as computed from the raw input (methods: Public dictionary formats). Tensors are float32, widened
+exactly. This module does not import torch: `atlas estimate` reads headers only.
 """
 
 from __future__ import annotations
@@ -22,8 +24,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "At", "Dictionary", "Encoder", "Gate", "Gated", "GatedMLP", "GroupMax", "InputNorm", "JumpReLU",
-    "LayerNormInput", "Pointwise", "Read", "ReLU", "RescaledInput", "ScalarThreshold", "Space", "TopK", "Write",
+    "At",
+    "Dictionary",
+    "Encoder",
+    "Gate",
+    "Gated",
+    "GatedMLP",
+    "GroupMax",
+    "InputNorm",
+    "JumpReLU",
+    "LayerNormInput",
+    "Pointwise",
+    "ReLU",
+    "Read",
+    "RescaledInput",
+    "ScalarThreshold",
+    "Space",
+    "TopK",
+    "Write",
 ]  # fmt: skip
 
 
@@ -128,7 +146,8 @@ class JumpReLU:
 
 @dataclass(frozen=True)
 class ScalarThreshold:
-    """One threshold for all latents (BatchTopK at inference): pre where pre > threshold, then ReLU if said."""
+    """One threshold for all latents (BatchTopK at inference): pre where pre > threshold, then ReLU if
+    said."""
 
     threshold: float
     relu_too: bool = True

@@ -4,9 +4,10 @@
     activation_function.threshold (F)  -> JumpReLU               out = a @ W_dec + b_dec (+ x @ W_skip.T)
     W_skip (d, d)
 
-config.yaml names the hooks read and written, within a block. `activation: topk` with `k` is ours: the format itself
-knows ReLU and JumpReLU. Its JumpReLU is x where x > threshold, negative values included where a threshold is
-negative. b_dec is never subtracted from the input. `model_hash`, also ours, binds a set to one model.
+config.yaml names the hooks read and written, within a block. `activation: topk` with `k` is ours: the format
+itself knows ReLU and JumpReLU. Its JumpReLU is x where x > threshold, negative values included where a
+threshold is negative. b_dec is never subtracted from the input. `model_hash`, also ours, binds a set to one
+model.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _INPUTS = {
 }
 _OUTPUTS = {"mlp.hook_out": At.MODULE, "hook_mlp_out": At.STREAM}
 _KEYS = {
-    "model_kind", "model_name", "scan", "feature_input_hook", "feature_output_hook", "activation", "k", "model_hash",
+    "model_kind", "model_name", "model_hash", "scan", "feature_input_hook", "feature_output_hook",
+    "activation", "k",
 }  # fmt: skip
 
 
@@ -123,8 +125,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     if "transcoders" in config:
         raise InputError(
-            f"{path}: transcoders: lists files kept elsewhere, which is not supported; put them beside config.yaml as"
-            " layer_0.safetensors, layer_1.safetensors, … and remove the list"
+            f"{path}: transcoders: lists files kept elsewhere, which is not supported; put them beside"
+            " config.yaml as layer_0.safetensors, layer_1.safetensors, … and remove the list"
         )
     unknown = sorted(str(key) for key in config if key not in _KEYS)
     if unknown:
@@ -157,8 +159,8 @@ def _input(path: Path, config: Mapping[str, Any], facts: Facts) -> Read:
     hook = _hook(path, config, "feature_input_hook", _INPUTS)
     if hook == "hook_resid_mid" and facts.parallel:
         raise InputError(
-            f"{path}: feature_input_hook: hook_resid_mid does not exist in the parallel blocks of {facts.architecture};"
-            " expected mlp.hook_in or hook_mlp_in: it is for another model"
+            f"{path}: feature_input_hook: hook_resid_mid does not exist in the parallel blocks of"
+            f" {facts.architecture}; expected mlp.hook_in or hook_mlp_in: it is for another model"
         )
     return _INPUTS[hook]
 
@@ -185,7 +187,8 @@ def _layer_files(where: Path) -> dict[int, Path]:
             files[int(match[1])] = path
         elif path.suffix in (".safetensors", ".pt", ".npz"):
             raise InputError(
-                f"{path}: is left over beside layer_*.safetensors; expected one format in a directory: move it away"
+                f"{path}: is left over beside layer_*.safetensors; expected one format in a directory: move"
+                " it away"
             )
     if not files:
         raise InputError(
@@ -200,15 +203,15 @@ def _check_layer(path: Path, header: Mapping[str, Entry], facts: Facts, config: 
     if len(encoder) != 2 or len(decoder) != 2 or encoder[0] != decoder[0] or 0 in encoder:
         turned = "; one of them looks transposed" if sorted(encoder) == sorted(decoder) else ""
         raise InputError(
-            f"{path}: W_enc has shape {_text(encoder)} and W_dec {_text(decoder)}; expected (F, d) and (F, d) with the"
-            f" same F{turned}"
+            f"{path}: W_enc has shape {_text(encoder)} and W_dec {_text(decoder)}; expected (F, d) and (F,"
+            f" d) with the same F{turned}"
         )
     size, d = encoder[0], facts.d_model
     for key, width in (("W_enc", encoder[1]), ("W_dec", decoder[1])):
         if width != d:
             raise InputError(
-                f"{path}: {key} has shape {_text(header[key].shape)}, so width {width}, the model's d_model is {d}"
-                f" ({facts.architecture}); it is for another model"
+                f"{path}: {key} has shape {_text(header[key].shape)}, so width {width}, the model's d_model"
+                f" is {d} ({facts.architecture}); it is for another model"
             )
     check_shape(path, "b_enc", header["b_enc"], (size,), f"one for each of the {size} rows of W_enc")
     check_shape(path, "b_dec", header["b_dec"], (d,), f"W_dec is ({size}, {d})")
@@ -221,7 +224,8 @@ def _check_layer(path: Path, header: Mapping[str, Entry], facts: Facts, config: 
         )
         if activation not in (None, "jumprelu"):
             raise InputError(
-                f"{path}: {_THRESHOLD} belongs to JumpReLU, but config.yaml says activation: {activation}; remove one"
+                f"{path}: {_THRESHOLD} belongs to JumpReLU, but config.yaml says activation: {activation};"
+                " remove one"
             )
     elif activation == "jumprelu":
         raise InputError(f"{path}: tensor missing: {_THRESHOLD}, as config.yaml says activation: jumprelu")

@@ -1,7 +1,7 @@
 """The model's own MLP neurons as a dictionary: what the MLP is, exactly, with no file and no error.
 
-A neuron reads the MLP's input through a column of W_in and writes a row of W_out. A neuron of a gated MLP reads
-twice, through `gate` and `up`, and is activation(gate) * up: two edges into it, one out.
+A neuron reads the MLP's input through a column of W_in and writes a row of W_out. A neuron of a gated MLP
+reads twice, through `gate` and `up`, and is activation(gate) * up: two edges into it, one out.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Neurons:
             format=self.name,
             kind="neurons",
             source=None,
-            sizes={layer: facts.d_mlp for layer in chosen},
+            sizes=dict.fromkeys(chosen, facts.d_mlp),
             read=_READ,
             writes={layer: ((layer, "mlp", At.MODULE),) for layer in chosen},
             readings=readings,
             activation=f"{facts.activation} (gate) × up" if facts.gated else facts.activation,
             load=_load,
             hash_of=lambda layer, model_hash: derived_hash(model_hash, "mlp neurons", layer),
-            bytes={layer: per_neuron * facts.d_mlp for layer in chosen},
+            bytes=dict.fromkeys(chosen, per_neuron * facts.d_mlp),
             notes=notes,
         )
 
@@ -77,8 +77,8 @@ def _load(layer: int, model: ResidualModel) -> Dictionary:
     for reading, W, b in paths:
         if tuple(W.shape) != (d_model, d_mlp):
             raise InputError(
-                f"{model.source}: layer {layer}: the MLP's {reading} weights have shape {tuple(W.shape)}, its output"
-                f" weights {tuple(weights.W_out.shape)}; expected ({d_model}, {d_mlp})"
+                f"{model.source}: layer {layer}: the MLP's {reading} weights have shape {tuple(W.shape)},"
+                f" its output weights {tuple(weights.W_out.shape)}; expected ({d_model}, {d_mlp})"
             )
         bias = W.new_zeros(d_mlp) if b is None else b
         encoders.append(
