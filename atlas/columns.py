@@ -1,7 +1,7 @@
 """The types in which the schema is declared: columns, node tables, relationship tables, artifact tables.
 
-The declarations are in `atlas/graph.py` and `atlas/artifact_tables.py`; the rest of the program takes both from
-`atlas/schema.py`. pyarrow is imported only where an Arrow type is asked for, so that a look-up does without it.
+The declarations are in `atlas/graph.py` and `atlas/artifact_tables.py`; the rest of the program takes both
+from `atlas/schema.py`. pyarrow is imported only where an Arrow type is asked for: a look-up does without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Labels and relationship types with their properties: the declarations behind `atlas/schema.py`.
 
-Weights are input-invariant: the norms' scales are left out of them. Their unit, residual-stream units times the
-reading's units, is written "weight units".
+Weights are input-invariant: the norms' scales are left out of them. Their unit, residual-stream units times
+the reading's units, is written "weight units".
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The graph, declared once: labels, relationship types, properties, and the artifacts they are loaded from.
 
 The stores' DDL, the Arrow schemas of artifacts, the loader, `docs/schema.md` and the validation of what is
-loaded come from here. Tables that later work fills (contexts, clusters, circuits) exist from the start, empty:
-the embedded database refuses a query that names a label or a property it does not know.
+loaded come from here. Tables that later work fills (contexts, clusters, circuits) exist from the start,
+empty: the embedded database refuses a query that names a label or a property it does not know.
 
 Three conventions:
 
-- Every node has an integer `id`, by which relationships load and join, and a readable `key`. Everything that a
-  step made carries `step`, the id of its Step.
+- Every node has an integer `id`, by which relationships load and join, and a readable `key`. Everything that
+  a step made carries `step`, the id of its Step.
 - A value is the same number wherever it is kept: a float32 weight is stored as the DOUBLE that equals it.
 - One head hop is stored (VIA_HEAD). Longer compositions of heads are paths of the graph, not edges.
 """
@@ -92,4 +92,5 @@ def ddl() -> list[str]:
         parts = [f"FROM {relationship.source} TO {relationship.target}"]
         parts += [f"{column.name} {column.kind.embedded}" for column in relationship.columns]
         statements.append(f"CREATE REL TABLE {relationship.type}({', '.join(parts)})")
+    statements.append("CREATE MACRO type(r) AS label(r)")  # Neo4j's name for it, so that queries run on both
     return statements
