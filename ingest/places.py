@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ingest.errors import InputError
 
-__all__ = ["is_hub_name", "resolve_place"]
+__all__ = ["PACKAGE", "is_hub_name", "resolve_place"]
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_PACKAGE = "package:"
+PACKAGE = "package:"
 
 
 def is_hub_name(text: str) -> bool:
@@ -26,7 +26,7 @@ def resolve_place(text: str, base: Path | None = None) -> str:
     A path that exists wins; then a hub name stays as it is. Raises InputError for anything else. A package
     is found, never imported: no code of it runs.
     """
-    if text.startswith(_PACKAGE):
+    if text.startswith(PACKAGE):
         return str(_in_package(text))
     path = (base or Path.cwd()) / Path(text).expanduser()
     try:
@@ -41,7 +41,7 @@ def resolve_place(text: str, base: Path | None = None) -> str:
 
 
 def _in_package(text: str) -> Path:
-    package, _, inside = text.removeprefix(_PACKAGE).partition("/")
+    package, _, inside = text.removeprefix(PACKAGE).partition("/")
     # A dotted name would make find_spec import the parent package.
     if not package.isidentifier() or not inside:
         raise InputError(f"{text}: expected package:NAME/FILE with the name of an installed package")

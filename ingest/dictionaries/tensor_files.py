@@ -128,7 +128,8 @@ def read_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Tensor]:
         raise InputError(f"{path}: has changed since it was opened; start again")
     widened: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        widened[key] = tensor.to(torch.float32).contiguous()
+        # A copy: what is mapped from the file would change, or crash, with the file.
+        widened[key] = tensor.to(torch.float32, copy=True).contiguous()
         _check_finite(path, key, widened[key], header[key].dtype)
     return widened
 
