@@ -34,7 +34,7 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns a full disk, and a folder that cannot be written, into one line for the user.
+    """Turns a full disk, and a folder that may not be read or written, into one line for the user.
 
     Raises InputError for those; every other error passes.
     """
@@ -49,7 +49,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
             ) from error
         if error.errno in _FORBIDDEN and (inside or error.errno == errno.EROFS):
             raise InputError(
-                f"{folder}: cannot be written ({error.strerror}); make it writable or choose another folder"
+                f"{folder}: cannot be used ({error.strerror}); make it writable or choose another folder"
             ) from error
         raise
 
@@ -76,7 +76,7 @@ class Artifacts:
         return not self._damage(self.path(name), hashes=False)
 
     def verify(self, name: str) -> list[str]:
-        """What is wrong with a result, one line a file; empty when it is whole. Reads and hashes all of it."""
+        """What is wrong with a result, one line a file; empty when it is whole. Reads and hashes it all."""
         return self._damage(self.path(name), hashes=True)
 
     def names(self) -> list[str]:

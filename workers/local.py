@@ -145,5 +145,5 @@ class LocalExecutor:
             outcome = Failed(step.name, error)
         with self._lock:
             del self._running[step.name]
+            self._events.put(outcome)
             self._begin()
-        self._events.put(outcome)

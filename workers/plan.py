@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Protocol
 
 from ingest.errors import InputError
-from workers.artifacts import Artifacts
+from workers.artifacts import Artifacts, disk_errors
 from workers.graph import Graph
 from workers.progress import Display, Pace, Running, Snapshot
 from workers.steps import Cancelled, Context, Done, Expand, Needs, Registry, Step, StepFunction, step_function
@@ -174,9 +174,9 @@ def run_plan(
     Cancelled where the executor stopped steps by itself; ValueError for inputs that nothing supplies.
     Whatever it raises, finished steps stay finished and nothing is half-written.
     """
-    artifacts.sweep()
     run = _Run(executor, artifacts, sources or {}, display)
-    with _interrupts() as interrupts:
+    with disk_errors(artifacts.root), _interrupts() as interrupts:
+        artifacts.sweep()
         for step in steps:
             run.plan(step)
         for step, role, ref in run.graph.unsupplied():
