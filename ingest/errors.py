@@ -1,6 +1,9 @@
 """The one error for what a user gave us and can mend."""
 
-__all__ = ["InputError"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["InputError", "near"]
 
 
 class InputError(Exception):
@@ -8,3 +11,18 @@ class InputError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+def near(word: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest known one, or all of them where none is near.
+
+    >>> near("modle", ["model", "path"])
+    "; did you mean 'model'?"
+    >>> near("xyz", ["model", "path"])
+    '; expected model or path'
+    """
+    choices = list(known)
+    close = difflib.get_close_matches(str(word), choices, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; expected {' or '.join(choices)}" if choices else ""

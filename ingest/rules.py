@@ -6,10 +6,11 @@ are strict; ties fall to the smaller (source, target, reading, layer, head).
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Any
+
+from ingest.errors import near
 
 __all__ = [
     "DEFAULT_RULE", "PER", "Absolute", "All_", "Any_", "Everything", "Rule", "RuleMistakes", "Top", "Z",
@@ -124,9 +125,7 @@ def _parse(
     kinds = [key for key in _KEYS if key in data]
     for key in data:
         if key not in _KEYS and not (key == "per" and "top" in data):
-            near = difflib.get_close_matches(str(key), (*_KEYS, "per"), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near and near[0] not in data else ""
-            wrong(f"unknown key{hint or f'; expected {_FORMS}'}", str(key))
+            wrong(f"unknown key{near(key, (*_KEYS, 'per'))}", str(key))
     if len(kinds) != 1:
         if kinds or not data:
             found = f"{len(kinds)}: {', '.join(kinds)} (join rules by any or all)" if kinds else "none"

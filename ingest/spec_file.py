@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ingest.errors import near
 from ingest.rules import RuleMistakes, rule_from_data
-from ingest.spec_text import Mistake, Place, SpecText, near
+from ingest.spec_text import Mistake, Place, SpecText
 
 __all__ = ["FEATURE_TYPES", "TOKEN_TYPES", "File", "mistakes_of", "read_file"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import yaml
 
 from ingest.errors import InputError
 
-__all__ = ["Mistake", "SpecError", "SpecText", "near", "parse_text"]
+__all__ = ["Mistake", "SpecError", "SpecText", "parse_text", "read_text"]
 
 Place = tuple[str | int, ...]  # keys and list positions from the top
 
@@ -61,15 +60,6 @@ class SpecText:
         while known and known not in self.lines:
             known = known[:-1]
         return Mistake(_dotted(place), self.lines.get(known, 1), text)
-
-
-def near(word: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or the list of them where none is near."""
-    choices = list(known)
-    close = difflib.get_close_matches(str(word), choices, n=1)
-    return (
-        f"; did you mean {close[0]!r}?" if close else f"; expected {' or '.join(choices)}" if choices else ""
-    )
 
 
 def parse_text(text: str, source: str) -> SpecText:

@@ -35,7 +35,7 @@ from ingest.dictionaries.types import (
     TopK,
     Write,
 )
-from ingest.errors import InputError
+from ingest.errors import InputError, near
 
 if TYPE_CHECKING:
     from ingest.models import Facts
@@ -130,7 +130,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     unknown = sorted(str(key) for key in config if key not in _KEYS)
     if unknown:
-        raise InputError(f"{path}: {unknown[0]}: unknown key; expected {', '.join(sorted(_KEYS))}")
+        told = "; ".join(f"{key}: unknown key{near(key, sorted(_KEYS))}" for key in unknown)
+        raise InputError(f"{path}: {told}")
     kind = config.get("model_kind", "transcoder_set")
     if kind != "transcoder_set":
         raise InputError(
@@ -171,10 +172,10 @@ def _output(path: Path, config: Mapping[str, Any]) -> At:
 
 def _hook(path: Path, config: Mapping[str, Any], key: str, known: Mapping[str, object]) -> str:
     hook = config.get(key)
-    if hook not in known:
+    if not isinstance(hook, str) or hook not in known:
         found = "nothing" if hook is None else repr(hook)
         raise InputError(f"{path}: {key}: expected one of {', '.join(known)}, found {found}")
-    return str(hook)
+    return hook
 
 
 # --- layer files --------------------------------------------------------------------------------------------
