@@ -67,6 +67,11 @@ READ_SITES = (
 )  # fmt: skip
 WRITE_SITES = ("embed", "attn", "attn.z", "mlp", "resid_pre", "resid_mid", "resid_post")
 READINGS = ("in", "gate", "up")
+# Of neurons, by Hugging Face's names; ingest.dictionaries.encode has their formulas.
+NEURON_ACTIVATIONS = (
+    "relu", "relu2", "silu", "swish", "gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_pytorch_tanh",
+    "quick_gelu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -264,7 +269,7 @@ class Dictionary:
             case TopK(relu_too=relu_too):
                 return not relu_too
             case Pointwise(activation=name):
-                return name != "relu"
+                return name not in ("relu", "relu2")
             case GatedMLP():
                 return True
         return False

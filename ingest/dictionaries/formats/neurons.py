@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ingest.dictionaries.hashing import derived_hash
 from ingest.dictionaries.layout import Layers, Layout, choose_layers
 from ingest.dictionaries.types import (
+    NEURON_ACTIVATIONS,
     At,
     Dictionary,
     Encoder,
@@ -46,6 +47,11 @@ class Neurons:
     def scan(self, where: Path | None, facts: Facts, layers: Layers) -> Layout:
         if where is not None:
             raise InputError(f"{where}: format 'neurons' reads the model itself; leave the path out")
+        if facts.activation not in NEURON_ACTIVATIONS:
+            raise InputError(
+                f"neurons of {facts.architecture}: activation {facts.activation!r} is not supported; known:"
+                f" {', '.join(NEURON_ACTIVATIONS)}"
+            )
         chosen, notes = choose_layers(range(facts.n_layers), layers, facts, "neurons")
         readings = ("gate", "up") if facts.gated else ("in",)
         per_neuron = (len(readings) + 1) * facts.d_model * 4 + len(readings) * 4
