@@ -219,7 +219,7 @@ def _name_of(place: str, base: Path, taken: Any) -> str:
     """A name from a path: its last part, without what a name may not hold, and unlike the names taken."""
     path = Path(place) if place.startswith(PACKAGE) or is_hub_name(place) else (base / place).resolve()
     stem = path.stem if path.suffix.lower() == ".gguf" else path.name
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "set"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("_.-") or "set"
     number = 2
     unique = name
     while unique in taken:
