@@ -1,0 +1,247 @@
+"""The weight graph through attention heads (methods §2; Transcoders, §3.2).
+
+    V^h_ij = ((ω_i C ⊙ γ1) W_V[kv(h)] W_O[h]) · ρ_j      i written before layer L's attention, j read after it
+
+OV is never formed. With W_O = R Q, Q (d_head, d) of orthonormal rows, what the head writes for i is a_i Q,
+
+    a_i = (ω_i C ⊙ γ1) W_V R   (d_head,)     |a_i| = |ω^h_i|, the right norm for z
+    b_j = Q ρ_j                (d_head,)     V^h_ij = a_i · b_j,  |b_j| ≤ |ρ_j|
+
+so that the filter works in d_head dimensions with the tightest norm bound, and a target the head cannot reach
+strongly is skipped at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ingest.models import ResidualModel
+from ingest.rules import Rule, rule_from_data
+from workers.exact import dots, rounded_head_products, summation_error
+from workers.pairs import Pairs, PairWriter
+from workers.products import z_scores
+from workers.scan import Candidates, Operand
+from workers.search import Search
+from workers.selection import Norms, local_choice, tops
+from workers.sides import DictionaryEntry, Readers, divided, lengths
+from workers.steps import Context, Done, Step
+from workers.survey import SOURCES_THROUGH_HEAD, Survey, chosen, rotation
+from workers.vectors import Vectors
+
+__all__ = ["Head", "ThroughHead", "heads_step"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head's factors, float64.
+
+    w_v (d, d_head), w_o (d_head, d) as it joins the stream; r (d_head, d_head) and q (d, d_head) with
+    w_o = r qᵀ up to `residue`, a bound on the Frobenius norm of what is left.
+    """
+
+    layer: int
+    number: int
+    w_v: np.ndarray
+    w_o: np.ndarray
+    r: np.ndarray
+    q: np.ndarray
+    residue: float
+
+    @classmethod
+    def of(cls, model: ResidualModel, layer: int, number: int) -> Head:
+        """The head of a model."""
+        w_v = model.W_V(layer)[model.kv(number)].double().numpy()
+        w_o = np.ascontiguousarray(model.W_O(layer)[number].numpy())
+        q, upper = np.linalg.qr(w_o.T)
+        r = np.ascontiguousarray(upper.T)
+        rounding = summation_error(len(w_o) + 2) * np.linalg.norm(r) * np.linalg.norm(q)
+        return cls(layer, number, w_v, w_o, r, q, float(np.linalg.norm(w_o - r @ q.T) + rounding))
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, in this thread alone."""
+    return (torch.from_numpy(a) @ torch.from_numpy(np.ascontiguousarray(b))).numpy()
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """The sources of a step, one below the other.
+
+    input_length (N,): |s|, s = ω C ⊙ γ1; first: where each dictionary of the list begins; scale: free scales.
+    """
+
+    entries: list[DictionaryEntry]
+    first: np.ndarray
+    input_length: np.ndarray
+    scale: np.ndarray
+    values: dict[int, np.ndarray]  # kv head -> (ω C ⊙ γ1) W_V (N, d_head)
+
+    @classmethod
+    def of(cls, vectors: Vectors, entries: list[DictionaryEntry], layer: int, heads: list[int]) -> Stacked:
+        """Reads the sources of a layer's heads."""
+        model = vectors.model
+        w_v = {kv: model.W_V(layer)[kv].double().numpy() for kv in sorted({model.kv(head) for head in heads})}
+        parts: dict[int, list[np.ndarray]] = {kv: [] for kv in w_v}
+        size, input_length, scale = [0], [], []
+        for entry in entries:
+            writers = vectors.writers(entry, model.cut("attn.in", layer))
+            s = model.attention_input(layer, torch.from_numpy(writers.omega)).numpy()
+            input_length.append(lengths(s))
+            scale.append(writers.norms.scale)
+            size.append(len(s))
+            for kv, factor in w_v.items():
+                parts[kv].append(_product(s, factor))
+        values = {kv: np.concatenate(found) for kv, found in parts.items()}
+        return cls(entries, np.cumsum(size), np.concatenate(input_length), np.concatenate(scale), values)
+
+    def places(self, column: np.ndarray) -> np.ndarray:
+        """The dictionary, as a place in the list, of each stacked source."""
+        return np.searchsorted(self.first, column, side="right").astype(np.int32) - 1
+
+
+class ThroughHead:
+    """The stacked sources as one head passes them on."""
+
+    def __init__(self, model: ResidualModel, head: Head, stacked: Stacked, device: str = "cpu") -> None:
+        self.head, self.stacked = head, stacked
+        value = stacked.values[model.kv(head.number)]
+        self.a = _product(value, head.r)  # (N, d_head)
+        self.norms = Norms(lengths(self.a), stacked.scale)
+        self.operand = Operand(divided(self.a, self.norms.length), self.norms.weight, device)
+        width, d_head = head.w_v.shape
+        # How far a · b may be off, by what multiplies |ρ_j| (see `workers.exact`): the roundings of value
+        # and of a,
+        # what QR leaves, and the sums of b and of the product itself.
+        long, short = summation_error(width + 8), summation_error(d_head + 8)
+        self.error = 2 * (
+            long * stacked.input_length * np.linalg.norm(head.w_v) * np.linalg.norm(head.w_o)
+            + lengths(value) * (head.residue + short * np.linalg.norm(head.r) * 1.01)
+            + self.norms.length * (long * np.sqrt(d_head) + short) * 1.01
+        )
+
+    def pairs(
+        self, found: Candidates, b: np.ndarray, readers: Readers, model: ResidualModel, vectors: Vectors
+    ) -> Pairs:
+        """The candidates (row = reader, column = stacked source) with their exact weights. b (R, d_head) =
+        ρ Q."""
+        head, row, column = self.head, found.row, found.column
+        place = self.stacked.places(column)
+        number = column - self.stacked.first[place].astype(np.int32)
+
+        def s_row(i: int) -> np.ndarray:
+            where = int(self.stacked.places(np.array([i]))[0])
+            writers = vectors.writers(self.stacked.entries[where], model.cut("attn.in", head.layer))
+            omega = writers.omega[i - self.stacked.first[where]]
+            return model.attention_input(head.layer, torch.from_numpy(omega[None])).numpy()[0]
+
+        value = dots(self.a, b, column, row)
+        error = self.error[column] * readers.norms.length[row]
+        weight = rounded_head_products(s_row, head.w_v, head.w_o, readers.rho, column, row, value, error)
+        n, width = len(row), readers.rho.shape[1]
+        return Pairs(
+            source_dictionary=place,
+            source=number,
+            target_dictionary=np.zeros(n, np.int32),
+            target=readers.target[row],
+            reading=readers.reading[row],
+            layer=np.full(n, head.layer, np.int16),
+            head=np.full(n, head.number, np.int16),
+            weight=weight,
+            z=z_scores(weight, self.norms.length[column], readers.norms.length[row], width),
+            size=np.abs(weight.astype(np.float64)) * self.stacked.scale[column] * readers.norms.scale[row],
+            rank_in=np.zeros(n, np.int32),
+        )
+
+
+def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Context) -> Done:
+    """All VIA_HEAD pairs of some heads of one layer that their rule may keep, and a survey of all of them.
+
+    params: rule, layer, heads, sources, targets (entries, in the order that ties follow), seed. inputs:
+    model, dictionaries.
+    """
+    rule = rule_from_data(step.params["rule"])
+    vectors = Vectors(step, inputs, context)
+    layer, numbers = step.params["layer"], step.params["heads"]
+    sources = [DictionaryEntry(**entry) for entry in step.params["sources"]]
+    targets = [DictionaryEntry(**entry) for entry in step.params["targets"]]
+    layers = np.array([source.layer for source in sources])
+    model = vectors.model
+    stacked = Stacked.of(vectors, sources, layer, numbers)
+    through = [ThroughHead(model, Head.of(model, layer, h), stacked, context.device) for h in numbers]
+    q = np.concatenate([each.head.q for each in through], axis=1)  # (d, heads × d_head)
+    sample = chosen(step.params["seed"], len(stacked.scale), SOURCES_THROUGH_HEAD)
+    turned = [_turned(each, sample, step.params["seed"], vectors) for each in through]
+    survey = Survey(step.params["seed"])
+    with PairWriter(out) as writer:
+        for done, target in enumerate(targets):
+            context.progress(done, len(targets), "dictionaries")
+            readers = vectors.readers(target)
+            b = _product(readers.rho, q).reshape(len(readers.rho), len(numbers), -1)
+            search = Search(rule, readers.norms, readers.rho.shape[1])
+            blocks: list[tuple[int, int]] = []
+            for place, each in enumerate(through):
+                context.check_cancelled()
+                rows = Operand(
+                    divided(b[:, place], readers.norms.length), readers.norms.weight, context.device
+                )
+                for first, last, source_layer in _blocks(rule, stacked, layers):
+                    search.read(
+                        rows, each.operand.part(first, last), layer=source_layer, head=(layer, numbers[place])
+                    )
+                    blocks.append((place, first))
+            parts = []
+            for (place, first), found in zip(blocks, search.finish(), strict=True):
+                moved = Candidates(found.row, found.column + np.int32(first), found.score)
+                columns = np.ascontiguousarray(b[:, place])
+                parts.append(through[place].pairs(moved, columns, readers, model, vectors))
+            for place, each in enumerate(through):
+                length = each.norms.length[sample]
+                survey.add(
+                    {"source": "", "target": target.hash, "layer": layer, "head": numbers[place]},
+                    len(stacked.scale),
+                    (divided(each.a[sample], length), length),
+                    turned[place],
+                    divided(b[:, place], readers.norms.length),
+                    readers.norms.length,
+                    stacked.scale[sample],
+                    search.bounds(layer=-1, head=(layer, numbers[place])),
+                    readers.rho.shape[1],
+                )
+            pairs = Pairs.joined(parts)
+            pairs = pairs.where(local_choice(rule, pairs, layers)).sorted()
+            for place, source in enumerate(sources):
+                writer.write(source.hash, target.hash, pairs.where(pairs.source_dictionary == place))
+    return Done({"survey": survey.rows})
+
+
+def _blocks(rule: Rule, stacked: Stacked, layers: np.ndarray) -> list[tuple[int, int, int]]:
+    """(first, last, layer) of the sources searched together: all, or a layer each where layers compete
+    alone."""
+    if not any(top.per == "target×source_layer" for top in tops(rule, per_source=False)):
+        return [(0, int(stacked.first[-1]), -1)]
+    edges = [0, *(n for n in range(1, len(layers)) if layers[n] != layers[n - 1]), len(layers)]
+    return [
+        (int(stacked.first[low]), int(stacked.first[high]), int(layers[low]))
+        for low, high in zip(edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _turned(
+    through: ThroughHead, sample: np.ndarray, seed: int, vectors: Vectors
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the head passes on of rotated writing vectors: (unit vectors (S, d_head), lengths (S,))."""
+    model, head, stacked = vectors.model, through.head, through.stacked
+    places = stacked.places(sample)
+    cut = model.cut("attn.in", head.layer)
+    omega = np.array([
+        vectors.writers(stacked.entries[place], cut).omega[i - stacked.first[place]]
+        for place, i in zip(places, sample, strict=True)
+    ])  # fmt: skip
+    s = model.attention_input(head.layer, torch.from_numpy(omega @ rotation(omega.shape[1], seed))).numpy()
+    a = s @ head.w_v @ head.r
+    return divided(a, lengths(a)), lengths(a)

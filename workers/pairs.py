@@ -1,0 +1,146 @@
+"""Pairs of features with their exact weights: what the filter's candidates become, and how steps hand them
+on.
+
+A pair is (source, target, reading, layer, head); a direct one has layer and head -1. Steps keep them in one
+Arrow file, a record batch for each block of one source dictionary and one target dictionary, and read back
+only the blocks they need, mapped into memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["READINGS", "PairWriter", "Pairs", "read_pairs"]
+
+READINGS = ("in", "gate", "up")
+
+_SCHEMA = pa.schema(
+    [
+        ("source", pa.int32()),
+        ("target", pa.int32()),
+        ("reading", pa.int8()),
+        ("layer", pa.int16()),
+        ("head", pa.int16()),
+        ("weight", pa.float32()),
+        ("z", pa.float64()),
+        ("size", pa.float64()),
+        ("rank_in", pa.int32()),
+    ]
+)
+_FILE, _BLOCKS = "pairs.arrow", "pairs.json"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Arrays of one length n.
+
+    source_dictionary, source, target_dictionary, target, reading (place in READINGS), layer, head: which
+    pair; the dictionaries are places in the step's lists. weight float32: V, exact (`workers.exact`). z
+    float64: V √d / (|ω||ρ|). size float64: |V| after latents of free scale are brought to unit writing norm,
+    what rules compare. rank_in int32: 1, 2 … among the target's kept pairs of its type and reading, 0 before
+    that is known.
+    """
+
+    source_dictionary: np.ndarray
+    source: np.ndarray
+    target_dictionary: np.ndarray
+    target: np.ndarray
+    reading: np.ndarray
+    layer: np.ndarray
+    head: np.ndarray
+    weight: np.ndarray
+    z: np.ndarray
+    size: np.ndarray
+    rank_in: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def where(self, keep: np.ndarray) -> Pairs:
+        """Those that `keep`, a mask or indices, names."""
+        return Pairs(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Pairs]) -> Pairs:
+        """One from many, in order."""
+        parts = list(parts)
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(cls)))
+
+    @classmethod
+    def empty(cls) -> Pairs:
+        """No pairs."""
+        places = [np.empty(0, np.int32)] * 2
+        columns = {
+            name: np.empty(0, kind.to_pandas_dtype())
+            for name, kind in zip(_SCHEMA.names, _SCHEMA.types, strict=True)
+        }
+        return cls(places[0], columns.pop("source"), places[1], **columns)
+
+    @property
+    def identity(self) -> tuple[np.ndarray, ...]:
+        """What orders pairs, the first key first: source, target, reading, layer, head."""
+        source, target = (self.source_dictionary, self.source), (self.target_dictionary, self.target)
+        return (*source, *target, self.reading, self.layer, self.head)
+
+    def sorted(self) -> Pairs:
+        """By identity, one of each."""
+        order = np.lexsort(self.identity[::-1])
+        ordered = self.where(order)
+        new = np.ones(len(ordered), bool)
+        new[1:] = np.any([key[1:] != key[:-1] for key in ordered.identity], axis=0)
+        return ordered if new.all() else ordered.where(new)
+
+
+class PairWriter:
+    """Writes blocks of pairs into a step's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = pa.OSFile(str(folder / _FILE), "wb")
+        self._writer = pa.ipc.new_file(self._file, _SCHEMA)
+        self._blocks: list[tuple[str, str]] = []
+
+    def write(self, source: str, target: str, pairs: Pairs) -> None:
+        """Adds the pairs of one source dictionary and one target dictionary (hashes)."""
+        if len(pairs):
+            columns = [pa.array(getattr(pairs, name)) for name in _SCHEMA.names]
+            self._writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+            self._blocks.append((source, target))
+
+    def __enter__(self) -> PairWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+        self._file.close()
+        (self._folder / _BLOCKS).write_text(json.dumps(self._blocks))
+
+
+def read_pairs(folder: Path, sources: Mapping[str, int], targets: Mapping[str, int]) -> Iterator[Pairs]:
+    """The blocks whose ends are among `sources` and `targets` (hash -> place in a list), in the order
+    written."""
+    blocks = json.loads((folder / _BLOCKS).read_text())
+    wanted = [n for n, (source, target) in enumerate(blocks) if source in sources and target in targets]
+    if not wanted:
+        return
+    with pa.memory_map(str(folder / _FILE)) as file:
+        reader = pa.ipc.open_file(file)
+        for n in wanted:
+            batch = reader.get_batch(n)
+            columns = {name: np.array(batch.column(name).to_numpy()) for name in _SCHEMA.names}
+            source, target = (
+                np.full(batch.num_rows, place, np.int32)
+                for place in (sources[blocks[n][0]], targets[blocks[n][1]])
+            )
+            yield Pairs(source_dictionary=source, target_dictionary=target, **columns)

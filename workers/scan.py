@@ -1,0 +1,413 @@
+"""The filter: which pairs of a block may pass, found at the speed of a low-precision matrix product.
+
+For unit sources â_i and targets b̂_j of length reach_j ≤ 1 (both divided by the norms that `selection` names) the score x_ij = â_i · b̂_j is computed in bfloat16 (float32 where the processor has no bfloat16
+instructions), one tile that stays in the cache at a time, and read once: every block of `BLOCK` sources is
+tested with one integer addition for four scores, and only blocks that hold a candidate are looked at again.
+A pair is a candidate unless rounding alone cannot explain its missing the threshold, so nothing that passes
+exactly is lost:
+
+    |fl(x_ij) - x_ij| ≤ margin reach_j + output |fl(x_ij)|
+
+bfloat16 keeps 8 bits (unit u = 2⁻⁸): both roundings of the input make 2u + u², float32 accumulation over K
+terms at most K 2⁻²³, and the product is returned in bfloat16, another u of itself.
+
+Running top-k bounds: each row may carry heaps of its k largest proven scores; the smallest of them is a lower
+bound on what enters the row's top k, raised while the block is read.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numba import njit
+
+__all__ = ["Candidates", "Operand", "Precision", "RowBounds", "precision", "scan"]
+
+BLOCK = 128  # sources tested together
+TILE_ROWS, TILE_COLUMNS = 512, 1024  # scores in one tile: 1 MB in bfloat16, half a level-2 cache or less
+PRUNE_AT = 4_000_000  # candidates kept in memory before those the bounds have outgrown are dropped
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Type of the filter's product and how far it may be off."""
+
+    dtype: torch.dtype
+    unit: float
+
+    def margin(self, width: int) -> float:
+        """Largest |fl(x) - x| / (|â||b̂|) before the output is rounded; operands come from float64."""
+        return 2 * self.unit + self.unit**2 + (width + 4) * 2.0**-23
+
+    @property
+    def output(self) -> float:
+        """Relative rounding of the returned score."""
+        return self.unit * (1 + 2.0**-7)
+
+
+BFLOAT16 = Precision(torch.bfloat16, 2.0**-8)
+FLOAT32 = Precision(torch.float32, 2.0**-24)
+
+
+@cache
+def precision(device: str = "cpu") -> Precision:
+    """bfloat16 where the device multiplies it natively, float32 elsewhere."""
+    if device != "cpu":
+        return BFLOAT16 if torch.cuda.is_bf16_supported(including_emulation=False) else FLOAT32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return BFLOAT16 if native else FLOAT32
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Pairs that may pass: row, column and low-precision score of each, arrays of one length."""
+
+    row: np.ndarray
+    column: np.ndarray
+    score: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: list[Candidates]) -> Candidates:
+        """One from many, in order."""
+        if not parts:
+            return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+        return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("row", "column", "score")))
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def where(self, keep: np.ndarray) -> Candidates:
+        """Those that `keep`, a mask or indices, names."""
+        return Candidates(self.row[keep], self.column[keep], self.score[keep])
+
+
+class Operand:
+    """One side of the scores: unit vectors, or, for rows, vectors of length `reach` at most 1.
+
+    vectors (N, K) float64 as they enter the score; weight (N,) float64, what a column's score is multiplied
+    by under weighted bounds; reach (N,) float64, the vectors' norms.
+    """
+
+    def __init__(self, vectors: np.ndarray, weight: np.ndarray | None = None, device: str = "cpu") -> None:
+        self.device = device
+        self.precision = precision(device)
+        self.width = vectors.shape[1]
+        self.reach = np.sqrt(np.einsum("nk,nk->n", vectors, vectors)) * (1 + 1e-12)
+        self.weight = np.ones(len(vectors)) if weight is None else weight
+        self.low = torch.from_numpy(vectors).to(torch.float32).to(device, self.precision.dtype)
+
+    def part(self, first: int, last: int) -> Operand:
+        """Some of its vectors, sharing memory."""
+        part = copy(self)
+        part.reach, part.weight, part.low = (x[first:last] for x in (self.reach, self.weight, self.low))
+        return part
+
+    def __len__(self) -> int:
+        return len(self.reach)
+
+
+@dataclass
+class RowBounds:
+    """What a score must exceed to be a candidate, for every row j.
+
+    floor (R,) and weighted_floor (R,) float64: |x_ij| > floor_j or, with `every`, and |x_ij| w_i >
+    weighted_floor_j. heaps (L, R, k) float32: for each top-k rule lower bounds on the row's k largest |x_ij|
+    w_i so far, as min-heaps, zero where fewer are known; -1 fills the end of a heap shorter than k. Who
+    exceeds the smallest of any is a candidate too. `signed`: heap 0 counts positive scores, heap 1 negative
+    ones.
+    """
+
+    floor: np.ndarray
+    weighted_floor: np.ndarray
+    every: bool
+    heaps: np.ndarray
+    signed: bool = False
+
+    @classmethod
+    def of_heaps(cls, rows: int, sizes: tuple[int, ...], signed: bool = False) -> RowBounds:
+        """Bounds of top-k rules alone, one heap of each size."""
+        heaps = np.full((len(sizes), rows, max(sizes, default=1)), -1, np.float32)
+        for leaf, size in enumerate(sizes):
+            heaps[leaf, :, :size] = 0
+        never = np.full(rows, np.inf)
+        return cls(never, never, False, heaps, signed)
+
+    def rows(self, order: np.ndarray) -> RowBounds:
+        """The same for chosen rows (a copy)."""
+        heaps = np.ascontiguousarray(self.heaps[:, order])
+        return RowBounds(self.floor[order], self.weighted_floor[order], self.every, heaps, self.signed)
+
+    def least(self, most: float) -> np.ndarray:
+        """(R,) the smallest |x| that may pass against a source of weight `most`."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            weighted = self.weighted_floor / most if most > 0 else np.full(len(self.floor), np.inf)
+            need = np.maximum(self.floor, weighted) if self.every else np.minimum(self.floor, weighted)
+            for heap in self.heaps:
+                need = np.minimum(need, heap[:, 0] / most if most > 0 else np.inf)
+        return need
+
+    def minima(self) -> RowBounds:
+        """The same bounds as they stand now, the heaps reduced to what they ask for (a copy)."""
+        return RowBounds(
+            self.floor, self.weighted_floor, self.every, self.heaps[:, :, :1].copy(), self.signed
+        )
+
+    def remaining(self, found: Candidates, rows: Operand, columns: Operand) -> Candidates:
+        """The candidates without those that the bounds, raised since, rule out."""
+        kind = rows.precision
+        gone = self._outgrown(found, columns.weight, rows.reach, kind.margin(rows.width), kind.output)
+        return found.where(~gone) if gone.any() else found
+
+    def _outgrown(
+        self, found: Candidates, weight: np.ndarray, reach: np.ndarray, margin: float, output: float
+    ) -> np.ndarray:
+        score, w = np.abs(found.score.astype(np.float64)), weight[found.column]
+        most = score / (1 - output) + margin * reach[found.row]
+        plain, weighted = most > self.floor[found.row], most * w > self.weighted_floor[found.row]
+        keep = plain & weighted if self.every else plain | weighted
+        for leaf, heap in enumerate(self.heaps):
+            within = most * w * (1 + 1e-6) >= heap[found.row, 0]
+            if self.signed:
+                within &= (found.score < 0) == bool(leaf)
+            keep |= within
+        return ~keep
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _push(heap, value):
+    """Replaces the smallest of a min-heap by a larger value; places that hold -1 lie behind the heap's
+    end."""
+    size = heap.shape[0]
+    while size > 0 and heap[size - 1] < 0:
+        size -= 1
+    if size == 0 or value <= heap[0]:
+        return
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = value
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _code_below(low, bits):
+    """The largest code (a magnitude's bits) that is certainly below `low`; -1 lies below every score."""
+    if not low > 0:
+        return np.int64(-1)
+    code = np.int64(np.float32(low).view(np.uint32)) - 1  # the cast may have rounded up
+    return (code >> 16) - 1 if bits == 16 else code - 1
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _need(floor, weighted_floor, every, heaps, row, most):
+    """The smallest |x| in this row that may pass against a source of weight `most`."""
+    weighted = weighted_floor[row] / most if most > 0 else np.inf
+    need = max(floor[row], weighted) if every else min(floor[row], weighted)
+    for leaf in range(heaps.shape[0]):
+        need = min(need, heaps[leaf, row, 0] / most if most > 0 else np.inf)
+    return need
+
+
+@njit(nogil=True, cache=True)
+def _read_tile(
+    lanes, words, width, weight, most, reach, margin, output, floor, weighted_floor, every, heaps, signed,
+    first_row, out_row, out_column, out_score, count,
+):  # fmt: skip
+    """Reads a tile from `first_row` on; stops before a row that might not fit: (candidates, next row).
+
+    lanes (R, C) and words (R, 8C/bits) uint64 are the same scores seen as integers: without its sign bit, a
+    float's bits order it by magnitude, so `score > threshold` in every lane is one addition that carries into
+    the sign bit.
+    """
+    bits = 8 * lanes.itemsize
+    if bits == 16:
+        magnitude, sign, one = (
+            np.uint64(0x7FFF7FFF7FFF7FFF),
+            np.uint64(0x8000800080008000),
+            np.uint64(0x0001000100010001),
+        )
+    else:
+        magnitude, sign, one = (
+            np.uint64(0x7FFFFFFF7FFFFFFF),
+            np.uint64(0x8000000080000000),
+            np.uint64(0x0000000100000001),
+        )
+    top = (1 << (bits - 1)) - 1
+    rows, columns = lanes.shape
+    per_word = 64 // bits
+    for r in range(first_row, rows):
+        if count + columns > out_row.shape[0]:
+            return count, r
+        for b in range(most.shape[0]):
+            need = _need(floor, weighted_floor, every, heaps, r, most[b])
+            if need > reach[r] or reach[r] == 0:
+                continue
+            code = _code_below((need - margin * reach[r]) * (1 - output), bits)
+            add = np.uint64(top - code) * one
+            first, last = b * BLOCK, min((b + 1) * BLOCK, columns)
+            hit = np.uint64(0)
+            for w in range(first // per_word, last // per_word):
+                hit |= (words[r, w] & magnitude) + add
+            if not hit & sign:
+                continue
+            for c in range(first, min(last, width)):
+                found = np.int64(lanes[r, c]) & top
+                if found > code:
+                    score = np.uint32(found << 16 if bits == 16 else found).view(np.float32)
+                    largest = score / (1 - output) + margin * reach[r]
+                    if largest < _need(floor, weighted_floor, every, heaps, r, weight[c]):
+                        continue  # the block's largest weight let it through, not its own
+                    out_row[count] = r
+                    out_column[count] = c
+                    negative = np.int64(lanes[r, c]) > top
+                    out_score[count] = -score if negative else score
+                    count += 1
+                    proven = np.float32((score / (1 + output) - margin * reach[r]) * weight[c] * (1 - 1e-6))
+                    for leaf in range(heaps.shape[0]):
+                        if not signed or (leaf == 1) == negative:
+                            _push(heaps[leaf, r], proven)
+    return count, rows
+
+
+def _read_scores(scores: torch.Tensor, weight: np.ndarray, reach: np.ndarray, bounds: RowBounds, kind:
+Precision,
+                 width: int) -> Candidates:  # fmt: skip
+    """What `_read_tile` does, in torch operations: for devices whose memory numba does not see.
+
+    scores (R, C) on any device. Top-k bounds are raised once for the whole tile.
+    """
+    margin = kind.margin(width)
+    size = scores.abs().double()
+    w = torch.from_numpy(weight).to(scores.device)
+    r = torch.from_numpy(reach).to(scores.device)[:, None]
+    heaps = bounds.heaps
+    for leaf in range(len(heaps)):
+        proven = (size / (1 + kind.output) - margin * r) * w * (1 - 1e-6)
+        if bounds.signed:
+            proven = torch.where((scores < 0) == bool(leaf), proven, 0.0)
+        k = int((heaps[leaf, 0] >= 0).sum())
+        best = proven.topk(min(k, proven.shape[1]), dim=1).values.clamp(min=0).float().cpu().numpy()
+        merged = np.sort(np.concatenate([heaps[leaf, :, :k], best], axis=1), axis=1)[:, -k:]
+        heaps[leaf, :, :k] = merged  # ascending order is a min-heap
+    most = size / (1 - kind.output) + margin * r
+    floor = torch.from_numpy(bounds.floor).to(scores.device)[:, None]
+    weighted = torch.from_numpy(bounds.weighted_floor).to(scores.device)[:, None]
+    keep = (most > floor) & (most * w > weighted) if bounds.every else (most > floor) | (most * w > weighted)
+    for leaf in range(len(heaps)):
+        within = most * w * (1 + 1e-6) >= torch.from_numpy(heaps[leaf, :, :1].copy()).to(scores.device)
+        keep |= within & ((scores < 0) == bool(leaf)) if bounds.signed else within
+    keep &= r > 0
+    row, column = keep.nonzero(as_tuple=True)
+    return Candidates(
+        row.int().cpu().numpy(), column.int().cpu().numpy(), scores[row, column].float().cpu().numpy()
+    )
+
+
+def scan(rows: Operand, columns: Operand, bounds: RowBounds, *, fused: bool | None = None,
+         tile: tuple[int, int] = (TILE_ROWS, TILE_COLUMNS)) -> Candidates:  # fmt: skip
+    """All pairs that may exceed the bounds, and, with top-k rules, heaps of `bounds` raised in place.
+
+    Blocks are skipped exactly where |x_ij| ≤ reach_j says that nothing can pass: rows are taken in the order
+    of how far they reach above their bound, columns by falling weight, so that what can be skipped stands
+    together. `fused` None: the fused pass on the CPU, torch operations elsewhere.
+    """
+    kind, width, device = rows.precision, rows.width, rows.device
+    if not len(rows) or not len(columns):
+        return Candidates.joined([])
+    margin, output = kind.margin(width), kind.output
+    column_order = np.argsort(-columns.weight, kind="stable")
+    weight = columns.weight[column_order]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        row_order = np.argsort(-(rows.reach / bounds.least(float(weight[0]))), kind="stable")
+    ordered = bounds.rows(row_order)
+    reach = rows.reach[row_order]
+    a = columns.low[torch.from_numpy(column_order)] if _moved(column_order) else columns.low
+    b = rows.low[torch.from_numpy(row_order)] if _moved(row_order) else rows.low
+    fused = device == "cpu" if fused is None else fused
+    parts: list[Candidates] = []
+    held = 0
+    space = _Space(kind, tile)
+    for first in range(0, len(a), tile[1]):
+        last = min(first + tile[1], len(a))
+        for top in range(0, len(b), tile[0]):
+            part = slice(top, min(top + tile[0], len(b)))
+            piece = RowBounds(ordered.floor[part], ordered.weighted_floor[part], ordered.every,
+                              ordered.heaps[:, part], ordered.signed)  # fmt: skip
+            able = piece.least(float(weight[first])) <= reach[part]
+            if not able.any():
+                continue
+            if fused:
+                found = space.read(
+                    a[first:last], b[part], weight[first:last], reach[part], piece, margin, output
+                )
+            else:
+                found = [_read_scores(b[part].float() @ a[first:last].float().T if device == "cpu" else
+                b[part] @ a[first:last].T,
+                                      weight[first:last], reach[part], piece, kind, width)]  # fmt: skip
+            parts += [Candidates(p.row + top, p.column + first, p.score) for p in found]
+            held += sum(map(len, found))
+            if len(ordered.heaps) and held > PRUNE_AT:
+                parts = [_kept(parts, ordered, weight, reach, margin, output)]
+                held = len(parts[0])
+    found = _kept(parts, ordered, weight, reach, margin, output)
+    bounds.heaps[:, row_order] = ordered.heaps
+    return Candidates(
+        row_order[found.row].astype(np.int32), column_order[found.column].astype(np.int32), found.score
+    )
+
+
+def _moved(order: np.ndarray) -> bool:
+    return bool((order[1:] < order[:-1]).any())
+
+
+def _kept(parts: list[Candidates], bounds: RowBounds, weight: np.ndarray, reach: np.ndarray, margin: float,
+          output: float) -> Candidates:  # fmt: skip
+    found = Candidates.joined(parts)
+    return (
+        found.where(~bounds._outgrown(found, weight, reach, margin, output)) if len(bounds.heaps) else found
+    )
+
+
+class _Space:
+    """One tile of scores and the room for its candidates, used again for every tile."""
+
+    def __init__(self, kind: Precision, tile: tuple[int, int]) -> None:
+        padded = -(-tile[1] // BLOCK) * BLOCK
+        self.tile = torch.zeros(tile[0], padded, dtype=kind.dtype)
+        capacity = max(4 * padded, 1 << 18)
+        self.row, self.column = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
+        self.score = np.empty(capacity, np.float32)
+
+    def read(self, columns: torch.Tensor, rows: torch.Tensor, weight: np.ndarray, reach: np.ndarray,
+             bounds: RowBounds, margin: float, output: float) -> list[Candidates]:  # fmt: skip
+        width = len(columns)
+        padded = -(-width // BLOCK) * BLOCK
+        scores = self.tile.view(-1)[: len(rows) * padded].view(len(rows), padded)
+        torch.mm(rows, columns.T, out=scores[:, :width]) if width == padded else scores[:, :width].copy_(
+            rows @ columns.T
+        )
+        lanes = scores.view(torch.int16 if scores.itemsize == 2 else torch.int32).numpy()
+        lanes = lanes.view(np.uint16 if scores.itemsize == 2 else np.uint32)
+        most = np.maximum.reduceat(weight, np.arange(0, width, BLOCK))
+        parts, row, count = [], 0, 0
+        while row < len(rows):
+            count, row = _read_tile(
+                lanes, lanes.view(np.uint64), width, weight, most, reach, margin, output, bounds.floor,
+                bounds.weighted_floor, bounds.every, bounds.heaps, bounds.signed, row, self.row, self.column,
+                self.score, 0,
+            )  # fmt: skip
+            parts.append(
+                Candidates(self.row[:count].copy(), self.column[:count].copy(), self.score[:count].copy())
+            )
+        return parts
