@@ -46,7 +46,7 @@ def test_rounded_dots_are_the_exact_products(factors: tuple[np.ndarray, np.ndarr
 
 @pytest.mark.parametrize("beyond", [0.0, 2.0**-60, -(2.0**-60), 2.0**-300, -(2.0**-300)])
 def test_what_float64_cannot_decide_is_decided_exactly(beyond: float) -> None:
-    """1 + 2⁻²⁴ lies between two float32s: the last term alone says which way, or that the tie goes to even."""
+    """1 + 2⁻²⁴ lies between two float32s: the last term says which way, or that the tie goes to even."""
     a = np.array([[1.0, 2.0**-24, beyond]])
     b = np.ones((1, 3))
     got = rounded_dots(a, b, np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([1.5]), np.array([2.0]))
@@ -96,4 +96,4 @@ def test_head_products_are_exact_even_from_a_crude_value() -> None:
 def test_rounding_goes_to_the_even_neighbour_on_a_tie() -> None:
     step = Fraction(1, 2**23)
     assert round_to_float32(1 + step / 2, 1.0) == np.float32(1)
-    assert round_to_float32(1 + 3 * step / 2, 1.0) == np.float32(1 + 2 * float(step))
+    assert round_to_float32(1 + 3 * step / 2, 1 + 1.5 * float(step)) == np.float32(1 + 2 * float(step))
