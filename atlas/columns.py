@@ -21,6 +21,7 @@ class Kind(Enum):
 
     INT = ("INT", "INT64", "long", "int64")
     SMALL_INT = ("SMALL_INT", "INT32", "long", "int32")
+    LAYER = ("LAYER", "INT16", "long", "int32")  # layers and heads of edges: small in the load's memory
     DOUBLE = ("DOUBLE", "DOUBLE", "double", "double")
     FLOAT = (
         "FLOAT",
@@ -50,7 +51,7 @@ class Kind(Enum):
         """The Arrow type whose values a database column of this kind takes as they are."""
         import pyarrow as pa
 
-        names = {"INT64": "int64", "INT32": "int32", "DOUBLE": "double", "BOOL": "bool", "STRING": "string"}
+        names = {"INT64": "int64", "INT32": "int32", "INT16": "int16", "DOUBLE": "double", "BOOL": "bool", "STRING": "string"}
         return pa.type_for_alias(names[self.embedded])
 
 

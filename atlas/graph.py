@@ -250,8 +250,8 @@ USE_ON_TEXT = (
     _optional("rank_out_twera", Kind.SMALL_INT, "like rank_out, by |twera|"),
 )
 HEAD_NUMBERS = (
-    Column("layer", Kind.SMALL_INT, "the head's layer"),
-    Column("head", Kind.SMALL_INT, "the head's number within the layer"),
+    Column("layer", Kind.LAYER, "the head's layer"),
+    Column("head", Kind.LAYER, "the head's number within the layer"),
 )
 TOKEN_RANK = Column("rank", Kind.SMALL_INT, "1, 2 … by |weight| within its sign")
 

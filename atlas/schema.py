@@ -14,6 +14,7 @@ Three conventions:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from atlas.artifact_tables import ARTIFACT_TABLES
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARTIFACT_TABLES",
     "EDGE_IDENTITY",
+    "MACROS",
     "NODES",
     "RELATIONSHIPS",
     "SCHEMA_VERSION",
@@ -34,7 +36,9 @@ __all__ = [
     "Kind",
     "NodeTable",
     "RelationshipTable",
+    "add_column",
     "artifact_schema",
+    "create_table",
     "ddl",
     "edge_identity",
     "properties",
@@ -82,15 +86,28 @@ def edge_identity(type: str) -> tuple[str, ...]:
     return tuple(name for name in EDGE_IDENTITY if name in own or name in ("source", "target"))
 
 
+def create_table(label_or_type: str, columns: Collection[str] | None = None) -> str:
+    """The statement that makes one table of the embedded database, with some of its columns or all.
+
+    Columns without a value anywhere are cheaper to add after a load (`add_column`) than to load as nulls:
+    a sixth of the time and a third of the memory of 5M edges with the four columns of a harvest.
+    """
+    own = [column for column in properties(label_or_type) if columns is None or column.name in columns]
+    parts = [f"{column.name} {column.kind.embedded}" for column in own]
+    if label_or_type in NODES:
+        return f"CREATE NODE TABLE {label_or_type}({', '.join(parts)}, PRIMARY KEY (id))"
+    ends = RELATIONSHIPS[label_or_type]
+    return f"CREATE REL TABLE {label_or_type}({', '.join([f'FROM {ends.source} TO {ends.target}', *parts])})"
+
+
+def add_column(label_or_type: str, column: Column) -> str:
+    """The statement that adds an empty column to a table of the embedded database."""
+    return f"ALTER TABLE {label_or_type} ADD {column.name} {column.kind.embedded}"
+
+
+MACROS = ("CREATE MACRO type(r) AS label(r)",)  # Neo4j's name for it, so that queries run on both
+
+
 def ddl() -> list[str]:
     """The statements that make the empty embedded database, in an order it accepts."""
-    statements = []
-    for node in NODES.values():
-        columns = ", ".join(f"{column.name} {column.kind.embedded}" for column in node.columns)
-        statements.append(f"CREATE NODE TABLE {node.label}({columns}, PRIMARY KEY (id))")
-    for relationship in RELATIONSHIPS.values():
-        parts = [f"FROM {relationship.source} TO {relationship.target}"]
-        parts += [f"{column.name} {column.kind.embedded}" for column in relationship.columns]
-        statements.append(f"CREATE REL TABLE {relationship.type}({', '.join(parts)})")
-    statements.append("CREATE MACRO type(r) AS label(r)")  # Neo4j's name for it, so that queries run on both
-    return statements
+    return [*(create_table(name) for name in (*NODES, *RELATIONSHIPS)), *MACROS]

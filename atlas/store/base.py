@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from atlas.schema import NODES, RELATIONSHIPS
@@ -16,6 +17,11 @@ class Store(ABC):
     """An open atlas, read-only. Closing it twice is fine; it is a context manager."""
 
     uri: str
+
+    @property
+    @abstractmethod
+    def arrays(self) -> Path:
+        """Folder of the adjacency arrays that belong to what the store answers (`atlas/store/arrays.py`)."""
 
     @abstractmethod
     def query(

@@ -58,7 +58,6 @@ class EmbeddedStore(Store):
 
     @property
     def arrays(self) -> Path:
-        """Folder of the adjacency arrays of the same generation."""
         return self._generation.arrays
 
     def query(
