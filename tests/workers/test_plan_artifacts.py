@@ -103,6 +103,44 @@ def test_of_two_writers_the_first_wins(tmp_path):
     assert artifacts.verify(step.name) == [] and not list((tmp_path / "tmp").iterdir())
 
 
+def test_a_writer_that_is_overtaken_between_look_and_rename_gives_way(tmp_path):
+    class Overtaken(Artifacts):
+        """Another writer publishes right after this one saw that nothing is there."""
+
+        def has(self, name):
+            there = super().has(name)
+            if not there:
+                published(Artifacts(tmp_path), step, {"who": b"other"})
+            return there
+
+    step = Step("one", 1)
+    published(Overtaken(tmp_path), step, {"who": b"overtaken"})
+    assert (Artifacts(tmp_path).path(step.name) / "who").read_text() == "other"
+
+
+def test_a_result_is_never_seen_half_there(tmp_path):
+    artifacts = Artifacts(tmp_path)
+    steps = [Step("one", 1, {"i": i}) for i in range(5)]
+    files = {f"{i}.bin": bytes([i]) * 1000 for i in range(100)}
+    seen, over = set(), threading.Event()
+
+    def watch():
+        while not over.is_set():
+            for step in steps:
+                if (folder := artifacts.path(step.name)).exists():
+                    seen.add(sum(1 for _ in folder.iterdir()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for step in steps:
+            published(artifacts, step, files)
+    finally:
+        over.set()
+        watcher.join()
+    assert seen == {102}  # all files, the figures and the manifest, or nothing
+
+
 def test_many_writers_of_many_results_leave_whole_ones(tmp_path):
     artifacts = Artifacts(tmp_path)
     steps = [Step("one", 1, {"i": i}) for i in range(5)]
