@@ -44,7 +44,7 @@ $(READY): pyproject.toml $(LOCKS)
 	@touch $@
 
 demo: $(READY)
-	@$(RUN) -m atlas.cli demo $(ARGS)
+	@$(RUN) -m atlas demo $(ARGS)
 
 test: $(READY)
 	@$(RUN) -m pytest $(ARGS)
