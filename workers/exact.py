@@ -82,6 +82,10 @@ def round_to_float32(value: Fraction, near: float) -> np.float32:
     return min(around, key=lambda f: (abs(Fraction(float(f)) - value), int(f.view(np.uint32)) & 1))
 
 
+def _length(x: np.ndarray) -> float:
+    return float(np.sqrt(np.square(x).sum()))
+
+
 def _fractions(x: np.ndarray) -> list[Fraction]:
     return [Fraction(float(value)) for value in x]
 
@@ -174,13 +178,11 @@ def rounded_head_products(
     """
     weight, open_ = _settled(value, error)
     w_v_columns = np.ascontiguousarray(w_v.T)
-    scale = (
-        (2 * len(w_v) + len(w_o) + 16) * 2.0**-100 * float(np.linalg.norm(w_v)) * float(np.linalg.norm(w_o))
-    )
+    scale = (2 * len(w_v) + len(w_o) + 16) * 2.0**-100 * _length(w_v) * _length(w_o)
     for n in open_:
         x, y = s_row(int(i[n])), rho[j[n]]
         high, low = _head_product_double_double(x, w_v_columns, w_o, y)
-        settled = _round_double_double(high, low, scale * float(np.linalg.norm(x)) * float(np.linalg.norm(y)))
+        settled = _round_double_double(high, low, scale * _length(x) * _length(y))
         if settled is None:
             left, right = _fractions(x), _fractions(y)
             p = [_fraction_dot(left, _fractions(column)) for column in w_v_columns]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class Head:
         """The head of a model."""
         w_v = model.W_V(layer)[model.kv(number)].double().numpy()
         w_o = np.ascontiguousarray(model.W_O(layer)[number].numpy())
-        q, upper = np.linalg.qr(w_o.T)
+        q, upper = (factor.numpy() for factor in torch.linalg.qr(torch.from_numpy(w_o.T)))
         r = np.ascontiguousarray(upper.T)
         rounding = summation_error(len(w_o) + 2) * np.linalg.norm(r) * np.linalg.norm(q)
         return cls(layer, number, w_v, w_o, r, q, float(np.linalg.norm(w_o - r @ q.T) + rounding))
@@ -227,7 +228,7 @@ def _blocks(rule: Rule, stacked: Stacked, layers: np.ndarray) -> list[tuple[int,
     edges = [0, *(n for n in range(1, len(layers)) if layers[n] != layers[n - 1]), len(layers)]
     return [
         (int(stacked.first[low]), int(stacked.first[high]), int(layers[low]))
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
+        for low, high in pairwise(edges)
     ]
 
 

@@ -1,8 +1,9 @@
 """The filter: which pairs of a block may pass, found at the speed of a low-precision matrix product.
 
-For unit sources â_i and targets b̂_j of length reach_j ≤ 1 (both divided by the norms that `selection` names) the score x_ij = â_i · b̂_j is computed in bfloat16 (float32 where the processor has no bfloat16
-instructions), one tile that stays in the cache at a time, and read once: every block of `BLOCK` sources is
-tested with one integer addition for four scores, and only blocks that hold a candidate are looked at again.
+For unit sources â_i and targets b̂_j of length reach_j ≤ 1 (both divided by the norms that `selection` names)
+the score x_ij = â_i · b̂_j is computed in bfloat16 (float32 where the processor has no bfloat16 instructions),
+one tile that stays in the cache at a time, and read once: every block of `BLOCK` sources is tested with one
+integer addition for four scores, and only blocks that hold a candidate are looked at again.
 A pair is a candidate unless rounding alone cannot explain its missing the threshold, so nothing that passes
 exactly is lost:
 
@@ -165,16 +166,29 @@ class RowBounds:
     def _outgrown(
         self, found: Candidates, weight: np.ndarray, reach: np.ndarray, margin: float, output: float
     ) -> np.ndarray:
-        score, w = np.abs(found.score.astype(np.float64)), weight[found.column]
-        most = score / (1 - output) + margin * reach[found.row]
-        plain, weighted = most > self.floor[found.row], most * w > self.weighted_floor[found.row]
-        keep = plain & weighted if self.every else plain | weighted
-        for leaf, heap in enumerate(self.heaps):
-            within = most * w * (1 + 1e-6) >= heap[found.row, 0]
-            if self.signed:
-                within &= (found.score < 0) == bool(leaf)
-            keep |= within
-        return ~keep
+        return _outgrown(
+            found.row, found.column, found.score, weight, reach, margin, output,
+            self.floor, self.weighted_floor, self.every, self.heaps, self.signed,
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _outgrown(
+    row, column, score, weight, reach, margin, output, floor, weighted_floor, every, heaps, signed
+):  # fmt: skip
+    """Mask of the candidates that cannot pass the bounds as they stand."""
+    gone = np.empty(row.shape[0], np.bool_)
+    for n in range(row.shape[0]):
+        r = row[n]
+        largest = abs(np.float64(score[n])) / (1 - output) + margin * reach[r]
+        size = largest * weight[column[n]]
+        plain, weighted = largest > floor[r], size > weighted_floor[r]
+        keep = (plain and weighted) if every else (plain or weighted)
+        for leaf in range(heaps.shape[0]):
+            if not signed or (leaf == 1) == (score[n] < 0):
+                keep = keep or size * (1 + 1e-6) >= heaps[leaf, r, 0]
+        gone[n] = not keep
+    return gone
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -210,50 +224,55 @@ def _code_below(low, bits):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _need(floor, weighted_floor, every, heaps, row, most):
-    """The smallest |x| in this row that may pass against a source of weight `most`."""
-    weighted = weighted_floor[row] / most if most > 0 else np.inf
-    need = max(floor[row], weighted) if every else min(floor[row], weighted)
+def _least_bound(heaps, row):
+    """The smallest bound of the row's heaps; infinite without heaps."""
+    least = np.inf
     for leaf in range(heaps.shape[0]):
-        need = min(need, heaps[leaf, row, 0] / most if most > 0 else np.inf)
-    return need
+        least = min(least, np.float64(heaps[leaf, row, 0]))
+    return least
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _need(plain, weighted, every, proven, inverse):
+    """The smallest |x| that may pass against a source whose weight is 1/inverse."""
+    weighted *= inverse
+    return min(max(plain, weighted) if every else min(plain, weighted), proven * inverse)
 
 
 @njit(nogil=True, cache=True)
 def _read_tile(
-    lanes, words, width, weight, most, reach, margin, output, floor, weighted_floor, every, heaps, signed,
-    first_row, out_row, out_column, out_score, count,
+    lanes, words, width, weight, inverse, most_inverse, reach, margin, output,
+    floor, weighted_floor, every, heaps, signed, first_row, out_row, out_column, out_score,
 ):  # fmt: skip
     """Reads a tile from `first_row` on; stops before a row that might not fit: (candidates, next row).
 
     lanes (R, C) and words (R, 8C/bits) uint64 are the same scores seen as integers: without its sign bit, a
     float's bits order it by magnitude, so `score > threshold` in every lane is one addition that carries into
-    the sign bit.
+    the sign bit. inverse (C,), most_inverse (blocks,): 1/weight of each source and of each block's heaviest.
     """
     bits = 8 * lanes.itemsize
     if bits == 16:
-        magnitude, sign, one = (
-            np.uint64(0x7FFF7FFF7FFF7FFF),
-            np.uint64(0x8000800080008000),
-            np.uint64(0x0001000100010001),
-        )
+        magnitude, sign = np.uint64(0x7FFF7FFF7FFF7FFF), np.uint64(0x8000800080008000)
+        one = np.uint64(0x0001000100010001)
     else:
-        magnitude, sign, one = (
-            np.uint64(0x7FFFFFFF7FFFFFFF),
-            np.uint64(0x8000000080000000),
-            np.uint64(0x0000000100000001),
-        )
+        magnitude, sign = np.uint64(0x7FFFFFFF7FFFFFFF), np.uint64(0x8000000080000000)
+        one = np.uint64(0x0000000100000001)
     top = (1 << (bits - 1)) - 1
     rows, columns = lanes.shape
     per_word = 64 // bits
+    count = 0
     for r in range(first_row, rows):
         if count + columns > out_row.shape[0]:
             return count, r
-        for b in range(most.shape[0]):
-            need = _need(floor, weighted_floor, every, heaps, r, most[b])
-            if need > reach[r] or reach[r] == 0:
+        if reach[r] == 0:
+            continue
+        plain, weighted, proven = floor[r], weighted_floor[r], _least_bound(heaps, r)
+        slack = margin * reach[r]
+        for b in range(most_inverse.shape[0]):
+            need = _need(plain, weighted, every, proven, most_inverse[b])
+            if need > reach[r]:
                 continue
-            code = _code_below((need - margin * reach[r]) * (1 - output), bits)
+            code = _code_below((need - slack) * (1 - output), bits)
             add = np.uint64(top - code) * one
             first, last = b * BLOCK, min((b + 1) * BLOCK, columns)
             hit = np.uint64(0)
@@ -265,18 +284,20 @@ def _read_tile(
                 found = np.int64(lanes[r, c]) & top
                 if found > code:
                     score = np.uint32(found << 16 if bits == 16 else found).view(np.float32)
-                    largest = score / (1 - output) + margin * reach[r]
-                    if largest < _need(floor, weighted_floor, every, heaps, r, weight[c]):
+                    largest = score / (1 - output) + slack
+                    if largest < _need(plain, weighted, every, proven, inverse[c]):
                         continue  # the block's largest weight let it through, not its own
+                    negative = np.int64(lanes[r, c]) > top
                     out_row[count] = r
                     out_column[count] = c
-                    negative = np.int64(lanes[r, c]) > top
                     out_score[count] = -score if negative else score
                     count += 1
-                    proven = np.float32((score / (1 + output) - margin * reach[r]) * weight[c] * (1 - 1e-6))
-                    for leaf in range(heaps.shape[0]):
-                        if not signed or (leaf == 1) == negative:
-                            _push(heaps[leaf, r], proven)
+                    if heaps.shape[0]:
+                        value = np.float32((score / (1 + output) - slack) * weight[c] * (1 - 1e-6))
+                        for leaf in range(heaps.shape[0]):
+                            if not signed or (leaf == 1) == negative:
+                                _push(heaps[leaf, r], value)
+                        proven = _least_bound(heaps, r)
     return count, rows
 
 
@@ -399,13 +420,15 @@ class _Space:
         )
         lanes = scores.view(torch.int16 if scores.itemsize == 2 else torch.int32).numpy()
         lanes = lanes.view(np.uint16 if scores.itemsize == 2 else np.uint32)
-        most = np.maximum.reduceat(weight, np.arange(0, width, BLOCK))
+        with np.errstate(divide="ignore"):
+            inverse = 1 / weight
+        most_inverse = np.minimum.reduceat(inverse, np.arange(0, width, BLOCK))
         parts, row, count = [], 0, 0
         while row < len(rows):
             count, row = _read_tile(
-                lanes, lanes.view(np.uint64), width, weight, most, reach, margin, output, bounds.floor,
-                bounds.weighted_floor, bounds.every, bounds.heaps, bounds.signed, row, self.row, self.column,
-                self.score, 0,
+                lanes, lanes.view(np.uint64), width, weight, inverse, most_inverse, reach, margin, output,
+                bounds.floor, bounds.weighted_floor, bounds.every, bounds.heaps, bounds.signed,
+                row, self.row, self.column, self.score,
             )  # fmt: skip
             parts.append(
                 Candidates(self.row[:count].copy(), self.column[:count].copy(), self.score[:count].copy())
