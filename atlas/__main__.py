@@ -1,0 +1,5 @@
+"""`python -m atlas`: the command line."""
+
+from atlas.cli import main
+
+main()

@@ -1,0 +1,255 @@
+"""Questions about one feature, head or token of an atlas, and about the atlas: Cypher in, answers out.
+
+Neighbours are ordered by |weight| (or |z|), ties by the neighbour's id, then reading, layer, head: the order
+of the ranks that the edges carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from atlas.answers import Answer, Table, visible
+from atlas.errors import AtlasError
+from atlas.keys import TokenName, find_head, find_tokens
+from atlas.store import Store
+
+__all__ = ["FEATURE_TYPES", "embeds", "head_answer", "neighbours", "promoted_by_feature",
+           "promotes", "search_answer"]  # fmt: skip
+
+FEATURE_TYPES = ("DIRECT", "VIA_HEAD")
+NEIGHBOUR_COLUMNS = ("feature", "type", "head", "reading", "weight", "z", "rank_in", "rank_out", "promotes")
+
+
+def neighbours(
+    store: Store,
+    feature: dict[str, Any],
+    direction: str,
+    *,
+    types: Sequence[str] = FEATURE_TYPES,
+    by: str = "weight",
+    limit: int | None = 20,
+    via: str | None = None,
+    layer: int | None = None,
+) -> Table:
+    """The edges out of ("down") or into ("up") a feature, strongest first.
+
+    types: DIRECT, VIA_HEAD; by: "weight" or "z"; via: one head (`L.H`), which leaves VIA_HEAD alone; layer:
+    of the neighbour. Raises AtlasError for what is none of these.
+    """
+    for type in types:
+        if type not in FEATURE_TYPES:
+            raise AtlasError(
+                f"{type}: no type of edge between features; expected {' or '.join(FEATURE_TYPES)}"
+            )
+    if by not in ("weight", "z"):
+        raise AtlasError(f"{by}: expected weight or z to order edges by")
+    if direction not in ("up", "down"):
+        raise AtlasError(f"{direction}: expected up or down")
+    head = find_head(f"{feature['model']}/{via}" if "/" not in via else via, store) if via else None
+    if head is not None:
+        types = ["VIA_HEAD"]
+    rows: list[tuple[Any, ...]] = []
+    total = 0
+    for type in dict.fromkeys(types):
+        pattern = (
+            f"(f:Feature)-[r:{type}]->(o:Feature)"
+            if direction == "down"
+            else f"(o:Feature)-[r:{type}]->(f:Feature)"
+        )
+        place = "r.layer AS layer, r.head AS head" if type == "VIA_HEAD" else "-1 AS layer, -1 AS head"
+        conditions, parameters = ["f.id = $id"], {"id": feature["id"]}
+        if layer is not None:
+            conditions.append("o.layer = $layer")
+            parameters["layer"] = layer
+        if head is not None:
+            conditions.append("r.layer = $via_layer AND r.head = $via_head")
+            parameters |= {"via_layer": head["layer"], "via_head": head["number"]}
+        match = f"MATCH {pattern} WHERE {' AND '.join(conditions)}"
+        total += store.query(f"{match} RETURN count(*) AS n", parameters).rows[0][0]
+        rows += store.query(
+            f"{match} RETURN o.id AS id, o.key AS key, '{type}' AS type, {place}, r.reading AS reading,"
+            " r.weight AS weight, r.z AS z, r.rank_in AS rank_in, r.rank_out AS rank_out"
+            f" ORDER BY abs(r.{by}) DESC, id, reading, layer, head"
+            + (f" LIMIT {int(limit)}" if limit else ""),
+            parameters,
+        ).rows
+    size = 6 if by == "weight" else 7
+    rows.sort(key=lambda row: (-abs(row[size]), row[0], row[5], row[3], row[4], row[2]))
+    rows = rows[:limit] if limit else rows
+    said = promoted_by_feature(store, [row[0] for row in rows])
+    shown = [
+        (
+            key,
+            type,
+            f"L{l:02d}.H{h:02d}" if h >= 0 else None,
+            reading,
+            weight,
+            z,
+            rank_in,
+            rank_out,
+            said.get(id, []),
+        )
+        for id, key, type, l, h, reading, weight, z, rank_in, rank_out in rows
+    ]
+    where = f"{'downstream of' if direction == 'down' else 'upstream of'} {feature['key']}"
+    notes = [f"{len(rows)} of {total:,} kept edges"] if total > len(rows) else []
+    return Table.of(f"{where}, by |{by}|", NEIGHBOUR_COLUMNS, shown, notes=notes)
+
+
+def promoted_by_feature(store: Store, ids: Iterable[int], most: int = 3) -> dict[int, list[str]]:
+    """For each feature the tokens that it promotes most: a hint of what it is about."""
+    said: dict[int, list[str]] = {}
+    if wanted := sorted(set(ids)):
+        # IN finds the features by their primary key; UNWIND would read every PROMOTES edge (60 ms)
+        rows = store.query(
+            "MATCH (f:Feature)-[p:PROMOTES]->(t:Token) WHERE f.id IN $ids AND p.weight > 0"
+            " AND p.rank <= $most RETURN f.id, t.text, p.rank AS rank ORDER BY rank",
+            {"ids": wanted, "most": most},
+        ).rows
+        for id, text, _ in rows:
+            said.setdefault(id, []).append(visible(text))
+    return said
+
+
+def keys_of_features(store: Store, ids: Iterable[int]) -> dict[int, str]:
+    """The keys of features by id."""
+    wanted = sorted(set(ids))
+    if not wanted:
+        return {}
+    return dict(store.query("MATCH (f:Feature) WHERE f.id IN $ids RETURN f.id, f.key", {"ids": wanted}).rows)
+
+
+def embeds(store: Store, feature: dict[str, Any], limit: int = 10) -> list[Table]:
+    """De-embedding: the tokens whose embeddings the feature reads highest and lowest, one table a reading."""
+    rows = store.query(
+        "MATCH (t:Token)-[e:EMBEDS]->(f:Feature) WHERE f.id = $id AND e.rank <= $limit"
+        " RETURN e.reading AS reading, e.rank AS rank, t.text, e.weight AS weight"
+        " ORDER BY reading, rank, weight",
+        {"id": feature["id"], "limit": limit},
+    ).rows
+    readings = sorted({row[0] for row in rows}, key=("in", "gate", "up").index)
+    return [
+        _two_signs(
+            f"tokens that {feature['key']} reads through {reading}",
+            [row[1:] for row in rows if row[0] == reading],
+        )
+        for reading in readings
+    ]
+
+
+def promotes(store: Store, feature: dict[str, Any], limit: int = 10) -> Table:
+    """Logit effect: the tokens that the feature raises and lowers most."""
+    rows = store.query(
+        "MATCH (f:Feature)-[p:PROMOTES]->(t:Token) WHERE f.id = $id AND p.rank <= $limit"
+        " RETURN p.rank AS rank, t.text, p.weight AS weight ORDER BY rank, weight",
+        {"id": feature["id"], "limit": limit},
+    ).rows
+    return _two_signs(f"tokens whose logits {feature['key']} moves", rows)
+
+
+def _two_signs(title: str, rows: Sequence[Sequence[Any]]) -> Table:
+    """Highest and lowest beside each other, by rank."""
+    sides: dict[int, list[Any]] = {}
+    for rank, text, weight in rows:
+        side = sides.setdefault(rank, [None, None, None, None])
+        side[0 if weight > 0 else 2], side[1 if weight > 0 else 3] = text, weight
+    columns = ("rank", "highest", "weight", "lowest", "weight_lowest")
+    return Table.of(title, columns, [(rank, *side) for rank, side in sorted(sides.items())])
+
+
+def head_answer(store: Store, text: str, limit: int = 20) -> Answer:
+    """A head: the strongest pairs that it carries, and its share of them by the layers it joins."""
+    head = find_head(text, store)
+    match = (
+        "MATCH (a:Feature)-[r:VIA_HEAD]->(b:Feature)"
+        " WHERE r.layer = $layer AND r.head = $head AND a.model = $model"
+    )
+    parameters = {"layer": head["layer"], "head": head["number"], "model": head["model"]}
+    strongest = store.query(
+        f"{match} RETURN a.key AS source, b.key AS target, r.reading AS reading, r.weight AS weight,"
+        f" r.z AS z, a.id AS ai, b.id AS bi ORDER BY abs(r.weight) DESC, ai, bi, reading LIMIT {int(limit)}",
+        parameters,
+    ).rows
+    joined = store.query(
+        f"{match} RETURN a.layer AS source_layer, b.layer AS target_layer, count(*) AS edges,"
+        " sum(abs(r.weight)) AS total ORDER BY source_layer, target_layer",
+        parameters,
+    ).rows
+    edges, total = sum(row[2] for row in joined), sum(row[3] for row in joined)
+    shares = []
+    for name, place in (("source layer", 0), ("target layer", 1)):
+        by_layer: dict[int, list[float]] = {}
+        for row in joined:
+            sums = by_layer.setdefault(row[place], [0, 0.0])
+            sums[0] += row[2]
+            sums[1] += row[3]
+        shares += [
+            (name, layer, int(count), weight, weight / total if total else 0.0)
+            for layer, (count, weight) in sorted(by_layer.items())
+        ]
+    every = head.get("total_weight")
+    facts = {"key": head["key"], "edges": edges, "total_weight": total if every is None else every}
+    return Answer(
+        f"head {head['key']}",
+        facts,
+        {
+            "strongest": Table.of(
+                "strongest pairs it carries",
+                ("source", "target", "reading", "weight", "z"),
+                [row[:5] for row in strongest],
+            ),
+            "shares": Table.of(
+                "its edges by the layers they join (share of the sum of |weight|)",
+                ("side", "layer", "edges", "total", "share"),
+                shares,
+            ),
+        },
+    )
+
+
+def search_answer(store: Store, text: str, limit: int = 10) -> Answer:
+    """A token: the features that its embedding feeds, the features that promote it."""
+    tokens = find_tokens(text, store)
+    feeds: list[tuple[Any, ...]] = []
+    raised: list[tuple[Any, ...]] = []
+    for token in tokens:
+        feeds += _of_token(store, "(t:Token)-[r:EMBEDS]->(f:Feature)", "r.reading", token, limit)
+        raised += [
+            (*row[:2], *row[3:])
+            for row in _of_token(store, "(f:Feature)-[r:PROMOTES]->(t:Token)", "''", token, limit)
+        ]
+    columns = ("token", "feature", "reading", "weight", "rank", "promotes")
+    said = promoted_by_feature(store, [row[-1] for row in (*feeds, *raised)])
+    return Answer(
+        f"token {visible(tokens[0].text)}"
+        + (f" and {len(tokens) - 1} more of this text" if len(tokens) > 1 else ""),
+        {},
+        {
+            "tokens": Table.of("tokens", ("key", "text"), [(t.key, t.text) for t in tokens]),
+            "feeds": Table.of(
+                "features that its embedding feeds (EMBEDS)",
+                columns,
+                [(*row[:-1], said.get(row[-1], [])) for row in feeds],
+            ),
+            "promoted_by": Table.of(
+                "features that promote it (PROMOTES)",
+                (*columns[:2], *columns[3:]),
+                [(*row[:-1], said.get(row[-1], [])) for row in raised],
+            ),
+        },
+        ("rank: the token's place in the feature's own list, within its sign",),
+    )
+
+
+def _of_token(
+    store: Store, pattern: str, reading: str, token: TokenName, limit: int
+) -> list[tuple[Any, ...]]:
+    return list(
+        store.query(
+            f"MATCH {pattern} WHERE t.id = $id RETURN t.text, f.key, {reading} AS reading,"
+            f" r.weight AS weight, r.rank AS rank, f.id AS id"
+            f" ORDER BY abs(r.weight) DESC, id, reading LIMIT {int(limit)}",
+            {"id": token.id},
+        ).rows
+    )
