@@ -131,9 +131,9 @@ def remove_model(atlas: str | Path, model: str, progress: Progress | None = None
             raise AtlasError(
                 f"{folder.path}: no model {model}; there are {', '.join(_model_names(files)) or 'none'}"
             )
-        with_tables = {file.step for tables in files.values() for file in tables}
+        with_rows = {file.step for tables in files.values() for file in tables if file.rows}
         left = [run.without(own) for run in runs]
-        left = [run for run in left if with_tables & {step.name for step in run.steps}]
+        left = [run for run in left if with_rows & {step.name for step in run.steps}]
         report = _generation(folder, left, progress, None)
         for run in left:
             run.write(folder)
@@ -292,7 +292,7 @@ class _Build:
         return totals
 
     def _write_mapped(self, edges: EdgeRows, rows_at_once: int) -> list[Path]:
-        paths = []
+        paths: list[Path] = []
         for start in range(0, len(edges), rows_at_once):
             path = self.folder.generation(self.name) / "mapped" / f"{edges.type}-{len(paths)}.parquet"
             edges.write(path, slice(start, min(start + rows_at_once, len(edges))))

@@ -34,7 +34,7 @@ class ArtifactFile:
             file = pq.ParquetFile(self.path)
         except (pa.ArrowInvalid, OSError) as error:
             why = str(error).split("\n", 1)[0]
-            raise AtlasError(f"{self.path}: not readable ({why}); remove it and build again") from error
+            raise AtlasError(f"{self.path}: not readable ({why}); remove its folder, build again") from error
         found = file.schema_arrow
         for expected in artifact_schema(self.table):
             place = found.get_field_index(expected.name)
@@ -43,10 +43,8 @@ class ArtifactFile:
                     f"{self.path}: the column {expected.name} is missing from table {self.table}"
                 )
             if found.field(place).type != expected.type:
-                raise AtlasError(
-                    f"{self.path}: column {expected.name} of table {self.table} is {found.field(place).type}, "
-                    f"expected {expected.type}"
-                )
+                kinds = f"is {found.field(place).type}, expected {expected.type}"
+                raise AtlasError(f"{self.path}: column {expected.name} of table {self.table} {kinds}")
         return file
 
     @property
@@ -58,15 +56,18 @@ class ArtifactFile:
         columns = [column.name for column in ARTIFACT_TABLES[self.table].columns]
         first = 0
         for group in range(self.parquet.metadata.num_row_groups):
-            rows = self.parquet.read_row_group(group, columns=columns)
+            rows = self.parquet.read_row_group(group, columns=columns).select(columns)
             self._check(rows, first)
+            rows = pa.Table.from_arrays(rows.columns, columns)  # one schema, whatever the file says of nulls
             yield first, rows
             first += len(rows)
 
     def read(self) -> pa.Table:
         """The whole table, checked."""
-        groups = [rows for _, rows in self.row_groups()]
-        return pa.concat_tables(groups) if groups else artifact_schema(self.table).empty_table()
+        empty = artifact_schema(self.table).empty_table()
+        groups = [pa.Table.from_arrays(empty.columns, empty.column_names)]
+        groups += [rows for _, rows in self.row_groups()]
+        return pa.concat_tables(groups)
 
     def names(self, column: str) -> set[str]:
         """The distinct values of a column of names."""

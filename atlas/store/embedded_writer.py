@@ -21,6 +21,9 @@ __all__ = ["EmbeddedWriter"]
 BYTES_PER_EDGE = 280
 """What COPY holds of an edge in both directions, measured with the columns of VIA_HEAD."""
 
+FEWEST_ROWS = 100_000
+"""Rows of one COPY at least, however little memory there is."""
+
 
 class EmbeddedWriter:
     """A database being built in a folder that no reader sees yet.
@@ -33,7 +36,7 @@ class EmbeddedWriter:
         self._database = ladybug.Database(path, buffer_pool_size=memory)
         self._connection = ladybug.Connection(self._database)
         self._made: set[str] = set()
-        self.rows_at_once = max(100_000, int(0.8 * memory / BYTES_PER_EDGE))
+        self.rows_at_once = max(FEWEST_ROWS, int(0.8 * memory / BYTES_PER_EDGE))
 
     def copy(self, label_or_type: str, files: Sequence[Path]) -> None:
         """Fills a table from Parquet files, which have its columns in any number but the same ones."""
@@ -53,7 +56,7 @@ class EmbeddedWriter:
             self._execute(statement)
         for name, rows in expected.items():
             pattern = f"(n:{name})" if name in NODES else f"()-[n:{name}]->()"
-            found = self._execute(f"MATCH {pattern} RETURN count(*)").get_next()[0]
+            ((found,),) = self._execute(f"MATCH {pattern} RETURN count(*)").get_all()
             if found != rows:
                 raise AtlasError(
                     f"the database holds {found} rows of {name} after loading {rows}; nothing was changed"
