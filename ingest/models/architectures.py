@@ -68,7 +68,10 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": Family(
         "GPTBigCodeForCausalLM", **_LAYER_NORM, eps="layer_norm_epsilon", positions="learned", gated=False,
         activation="activation_function", kv_heads=_one_if_multi_query,
-        needs=(("add_cross_attention", False, "reads an encoder through cross-attention"),),
+        needs=(
+            ("add_cross_attention", False, "reads an encoder through cross-attention"),
+            ("multi_query", True, "(a key-value head for each head) is not taken apart by TransformerBridge"),
+        ),
     ),
     "gpt_neo": Family(
         "GPTNeoForCausalLM", **_LAYER_NORM, eps="layer_norm_epsilon", positions="learned", gated=False,
@@ -140,7 +143,8 @@ FAMILIES: dict[str, Family] = {
     "arcee": Family("ArceeForCausalLM", gated=False),
     "granite": Family(
         "GraniteForCausalLM", embedding_factor="embedding_multiplier",
-        branch_multiplier="residual_multiplier", logit_divisor="logits_scaling", attention_scale="attention_multiplier",
+        branch_multiplier="residual_multiplier", logit_divisor="logits_scaling",
+        attention_scale="attention_multiplier",
     ),
     "gemma": Family("GemmaForCausalLM", **_GEMMA | {"activation": "hidden_act"}),
     "gemma2": Family(

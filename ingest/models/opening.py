@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ingest.errors import InputError
 from ingest.models.checkpoint import load_weights
 from ingest.models.checks import check_model, check_tokens
 from ingest.models.residual import ResidualModel
@@ -40,9 +41,24 @@ def open_model(
     with _quiet():
         from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-        bridge = build_bridge_from_module(
-            model, facts.architecture, hf_config=model.config, dtype=torch.float32, device="cpu"
-        )
+        try:
+            bridge = build_bridge_from_module(
+                model, facts.architecture, hf_config=model.config, dtype=torch.float32, device="cpu"
+            )
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            message = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{source.path}: TransformerBridge does not take {facts.architecture} in this configuration: "
+                f"{message}"
+            ) from error
     bridge.eval()
     name = name or (source.path.stem if source.gguf is not None else source.path.name)
     residual = ResidualModel(bridge, facts, source, name, Path(tokenizer) if tokenizer else None, tensors)

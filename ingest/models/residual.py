@@ -240,7 +240,7 @@ def _hash_of(tensors: dict[str, torch.Tensor]) -> str:
         tensor = tensors[name].detach().float().contiguous()
         head = f"{name}\0{tuple(tensor.shape)}\0".encode()
         found = hashlib.sha256(head)
-        found.update(memoryview(tensor.numpy().reshape(-1)).cast("B"))
+        found.update(tensor.numpy().tobytes())
         return found.digest()
 
     with ThreadPoolExecutor(2) as pool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ __all__ = ["Trace", "Write", "run"]
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One forward over T tokens. Streams and outputs in residual-stream units, float32.
+    """One forward over T tokens. Streams and outputs in residual-stream units, of the type that
+    the bridge runs in (float32).
 
     Scales σ are those of the pass (the frozen ones in a frozen pass); 1 where there is no norm.
     """
@@ -227,7 +229,7 @@ def _freeze(
 ) -> None:
     facts = model.facts
     every = {(layer, head) for layer in range(facts.n_layers) for head in range(facts.n_heads)}
-    live = every if live_heads == "all" else set(live_heads)  # type: ignore[arg-type]
+    live: set[tuple[int, int]] = every if isinstance(live_heads, str) else set(live_heads)
     kv = torch.tensor([model.kv(head) for head in range(facts.n_heads)])
     for layer, (block, weights) in enumerate(zip(model.bridge.blocks, model.layers, strict=True)):
         if facts.norm_before:
@@ -239,10 +241,14 @@ def _freeze(
             _freeze_norm(block.ln2_post, weights.ln2_post, frozen.sigma_post2[layer], add)
         alive = sorted(head for at, head in live if at == layer)
         _freeze_heads(block.attn, frozen.pattern[layer], frozen.z[layer], kv, alive, add)
-        _replace(component(block.mlp, "out"), lambda _, layer=layer: frozen.mlp_module[layer], add)
+        _replace(component(block.mlp, "out"), partial(_instead, frozen.mlp_module[layer]), add)
     _freeze_norm(model.bridge.ln_final, model.ln_final, frozen.sigma_final, add)
     for write in writes:
         _write(model, write, add)
+
+
+def _instead(held: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return held
 
 
 def _replace(module: Any, change: Callable[[torch.Tensor], torch.Tensor], add: Callable[[Any], None]) -> None:
@@ -292,7 +298,7 @@ def _freeze_heads(
 
 
 def _write(model: ResidualModel, write: Write, add: Callable[[Any], None]) -> None:
-    facts, vectors = model.facts, write.vectors.float()
+    facts, vectors = model.facts, write.vectors.to(model.bridge.embed.weight.dtype)
     if write.site == "embed":
 
         def at_embedding(_: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -24,6 +24,8 @@ __all__ = ["Source", "describe_model", "find_source"]
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt"]
 # Constants that older libraries saved with the weights.
 _CONSTANTS = re.compile(r"(\.attn|\.attention|\.attn\.attention)\.(bias|masked_bias)$|\.inv_freq$")
+# Names on disk that transformers gives another name in the model.
+_RENAMED = {"embed_out.weight": "lm_head.weight"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Source:
             if name not in wanted:
                 if f"{prefix}.{name}" in wanted:
                     name = f"{prefix}.{name}"
+                elif _RENAMED.get(name) in wanted:
+                    name = _RENAMED[name]
                 elif _CONSTANTS.search(name):
                     continue
             found[name] = read

@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["token_texts"]
 
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_texts(source: Source, d_vocab: int, tokenizer: Path | None = None) -> list[str]:
     """d_vocab texts. `tokenizer`: a directory or a tokenizer.json to take in place of the model's own.
 
-    Raises InputError where there is no tokenizer, or one that cannot be read.
+    Raises InputError where the tokenizer given is none, or one cannot be read.
     """
     if tokenizer is None and source.gguf is not None:
         found, style = _from_gguf(source.gguf.metadata, source.path)
+    elif tokenizer is None and not any((source.path / name).is_file() for name in _FILES):
+        found, style = {}, "plain"  # a model without a tokenizer has weights all the same
     else:
         found, style = _from_json(tokenizer or source.path)
     texts = [f"<id {number}>" for number in range(d_vocab)]
@@ -68,10 +71,8 @@ def _from_json(where: Path) -> tuple[dict[int, str], str]:
 
 def _from_library(where: Path) -> tuple[dict[int, str], str]:
     """An older tokenizer in its own files (vocab.json and merges.txt, tokenizer.model)."""
-    if not where.is_dir() or not any(
-        (where / name).is_file() for name in ("vocab.json", "tokenizer.model", "vocab.txt")
-    ):
-        raise InputError(f"{where}: no tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
+    if not any((where / name).is_file() for name in _FILES[1:]):
+        raise InputError(f"{where}: no tokenizer; expected one of {', '.join(_FILES)}")
     from transformers import AutoTokenizer
 
     try:

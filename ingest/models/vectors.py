@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ingest.dictionaries.types import LayerNormInput
 from ingest.errors import InputError
 from ingest.models.residual import ResidualModel
-from ingest.models.rows import Affine
+from ingest.models.rows import Affine, centre
 
 if TYPE_CHECKING:
     from ingest.dictionaries import Dictionary
@@ -20,8 +21,9 @@ __all__ = ["reading_vectors", "writing_vectors"]
 def reading_vectors(model: ResidualModel, dictionary: Dictionary, reading: str = "in") -> torch.Tensor:
     """ρ (F, d_model): a latent's pre-activation gains x · ρ / σ from a vector x in the stream.
 
-    By what the dictionary reads: normalised with gain `(e ⊙ γ) C`; normalised `e C`; the raw stream e.
-    Raises InputError for a dictionary that reads no stream, or that normalises what it reads at run time.
+    By what the dictionary reads: normalised with gain `(e ⊙ γ) C`; normalised `e C`; the raw stream e. Where
+    the dictionary normalises its input itself, that norm's centring is in, its scale frozen like σ.
+    Raises InputError for a dictionary that reads no stream.
     """
     encoder = next((one for one in dictionary.encoders if one.reading == reading), None)
     if encoder is None:
@@ -35,6 +37,8 @@ def reading_vectors(model: ResidualModel, dictionary: Dictionary, reading: str =
             f"{dictionary.set}: reads vectors of length {e.shape[1]}; {model.name} has d_model "
             f"{model.facts.d_model}"
         )
+    if isinstance(dictionary.input_norm, LayerNormInput):
+        e = centre(e)
     if space == "raw":
         return e
     norm = _norm_read(model, site, dictionary.layer)
