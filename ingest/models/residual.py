@@ -18,6 +18,7 @@ import torch
 from ingest.errors import InputError
 from ingest.models.facts import Facts
 from ingest.models.layers import Layer, MLPWeights, embedding_tables, norm_of, read_layer
+from ingest.models.order import read_cut, write_event
 from ingest.models.rows import Affine, row_sums
 from ingest.models.source import Source
 from ingest.models.token_texts import token_texts
@@ -190,34 +191,11 @@ class ResidualModel:
 
     def event(self, site: str, layer: int) -> int:
         """When something is written: embed 0, attn(L) 1 + 2L, mlp(L) 2 + 2L."""
-        if site in ("attn", "attn.z", "attn.out"):
-            return 1 + 2 * layer
-        if site in ("mlp", "mlp.out"):
-            return 2 + 2 * layer
-        if site == "embed":
-            return 0
-        if site in ("resid_pre", "resid_mid", "resid_post"):
-            # A stream's dictionary re-describes what was written before its cut.
-            return self.cut(site, layer) - 1
-        raise ValueError(f"write site {site!r} is not known")
+        return write_event(self.facts, site, layer)
 
     def cut(self, site: str, layer: int) -> int:
         """A reader sees every event before its cut: DIRECT exists where event(source) < cut(target)."""
-        if site in ("attn.in", "resid_pre"):
-            return 1 + 2 * layer
-        if site in ("mlp.in", "resid_mid"):
-            return 1 + 2 * layer if self.facts.parallel and site == "mlp.in" else 2 + 2 * layer
-        if site == "resid_post":
-            return 3 + 2 * layer
-        if site == "embed":
-            return 1
-        if site == "final":
-            return 1 + 2 * self.facts.n_layers
-        if site in ("attn.z", "attn.out"):
-            return 1 + 2 * layer  # what the layer's own heads read; no stream is read directly
-        if site == "mlp.out":
-            return self.cut("mlp.in", layer)
-        raise ValueError(f"read site {site!r} is not known")
+        return read_cut(self.facts, site, layer)
 
     # --- run time -------------------------------------------------------------------------------------------
 
