@@ -24,6 +24,7 @@ from ingest.rules import Rule, rule_to_data
 from ingest.spec import Spec
 from workers.edges import members_step, rank_step, select_step
 from workers.heads import heads_step
+from workers.local import LocalExecutor
 from workers.nodes import dictionary_step, model_step, set_step
 from workers.selection import tops
 from workers.sides import DictionaryEntry
@@ -53,11 +54,17 @@ RATE = 2e11  # multiplications and additions a second that `Needs.seconds` assum
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Steps, where their sources are, and the steps whose tables make the atlas."""
+    """Steps, what they may ask for, and where their sources are."""
 
     steps: tuple[Step, ...]
     sources: Mapping[str, Path]
     models: Mapping[str, ResidualModel]
+    registry: Registry
+
+    def seed_cache(self, executor: LocalExecutor) -> None:
+        """Hands the opened models to the steps of this process, which would open them again."""
+        for model in self.models.values():
+            executor.keep(("model", model.hash), model, 0)
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,11 @@ def plan(spec: Spec, models: Mapping[str, ResidualModel], sets: Mapping[str, Dic
     steps: list[Step] = []
     sources: dict[str, Path] = {}
     for name, model in models.items():
-        own = [set_name for set_name in spec.sets_of(name)]
-        graph = ModelPlan(spec, model, {set_name: sets[set_name] for set_name in own})
+        graph = ModelPlan(spec, model, {set_name: sets[set_name] for set_name in spec.sets_of(name)})
         sources |= graph.sources
         steps += graph.steps(name)
     unique = {step.name: step for step in steps}
-    return BuildPlan(tuple(unique.values()), sources, models)
+    return BuildPlan(tuple(unique.values()), sources, models, REGISTRY)
 
 
 class ModelPlan:
@@ -166,7 +172,7 @@ class ModelPlan:
         for target in self.blocks:
             groups = []
             inputs: dict[str, str] = {}
-            for number, (rule, types) in enumerate(self._groups(target.set).items()):
+            for rule, types in self._groups(target.set).items():
                 from_sets = list(dict.fromkeys(set_name for sets in types.values() for set_name in sets))
                 sources = [
                     block for block in self.blocks if block.set in from_sets and block.event < target.cut

@@ -24,9 +24,9 @@ import torch
 from ingest.models import ResidualModel
 from ingest.rules import Rule, rule_from_data
 from workers.exact import dots, rounded_head_products, summation_error
+from workers.operands import Candidates, Operand
 from workers.pairs import Pairs, PairWriter
 from workers.products import z_scores
-from workers.scan import Candidates, Operand
 from workers.search import Search
 from workers.selection import Norms, local_choice, tops
 from workers.sides import DictionaryEntry, Readers, divided, lengths
@@ -227,8 +227,7 @@ def _blocks(rule: Rule, stacked: Stacked, layers: np.ndarray) -> list[tuple[int,
         return [(0, int(stacked.first[-1]), -1)]
     edges = [0, *(n for n in range(1, len(layers)) if layers[n] != layers[n - 1]), len(layers)]
     return [
-        (int(stacked.first[low]), int(stacked.first[high]), int(layers[low]))
-        for low, high in pairwise(edges)
+        (int(stacked.first[low]), int(stacked.first[high]), int(layers[low])) for low, high in pairwise(edges)
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from workers.exact import rounded_dots
+from workers.operands import Candidates
 from workers.pairs import Pairs
-from workers.scan import Candidates
 from workers.sides import Readers, Writers
 
 __all__ = ["direct_pairs", "z_scores"]

@@ -11,7 +11,8 @@ from collections.abc import Hashable
 import numpy as np
 
 from ingest.rules import Everything, Rule, Top
-from workers.scan import Candidates, Operand, RowBounds, scan
+from workers.operands import Candidates, Operand, RowBounds
+from workers.scan import scan
 from workers.selection import Norms, filter_bounds, tops
 
 __all__ = ["Search"]

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingest.rules import Absolute, All_, Any_, Everything, Rule, Top, Z
+from workers.operands import RowBounds
 from workers.pairs import Pairs
-from workers.scan import RowBounds
 
 __all__ = ["Norms", "conjunctions", "filter_bounds", "keeps", "local_choice", "ranks", "tops", "within_top"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.scan import Operand
+from workers.operands import Operand
 from workers.selection import Norms
 
 __all__ = ["DictionaryEntry", "Readers", "Writers", "divided", "lengths"]

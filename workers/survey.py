@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.scan import RowBounds
+from workers.operands import RowBounds
 
 __all__ = ["Survey", "chosen", "rotation"]
 

@@ -18,8 +18,9 @@ import pyarrow as pa
 import torch
 
 from workers.exact import rounded_dots
+from workers.operands import Candidates, Operand, RowBounds
 from workers.pairs import READINGS
-from workers.scan import Candidates, Operand, RowBounds, scan
+from workers.scan import scan
 from workers.sides import DictionaryEntry, divided, lengths
 from workers.steps import Context, Done, Step
 from workers.tables import repeated, write_table

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from ingest.rules import rule_from_data
+from workers.operands import RowBounds
 from workers.pairs import Pairs, PairWriter
 from workers.products import direct_pairs
-from workers.scan import RowBounds
 from workers.search import Search
 from workers.selection import local_choice
 from workers.sides import DictionaryEntry, Readers, Writers, divided

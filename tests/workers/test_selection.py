@@ -7,10 +7,12 @@ import torch
 
 from ingest.rules import Absolute, All_, Any_, Everything, Rule, Top, Z
 from tests.workers.brute_force import Pair, chosen, weights
+from workers import operands as operands_module
 from workers import scan as scan_module
+from workers.operands import BFLOAT16, FLOAT32, Operand, Precision, RowBounds
 from workers.pairs import Pairs
 from workers.products import direct_pairs
-from workers.scan import BFLOAT16, FLOAT32, Operand, RowBounds, scan
+from workers.scan import scan
 from workers.search import Search
 from workers.selection import Norms, keeps, local_choice, tops, within_top
 from workers.sides import DictionaryEntry, Readers, Writers, lengths
@@ -123,13 +125,13 @@ def test_direct_pairs_equal_brute_force(rule: Rule, norms: str, rescalable: bool
 )
 def test_tiles_precision_and_path_change_nothing(
     tile: tuple[int, int],
-    kind: scan_module.Precision,
+    kind: Precision,
     fused: bool,
     rule: Rule,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`fused` False is the path that other devices take."""
-    monkeypatch.setattr(scan_module, "precision", lambda device="cpu": kind)
+    monkeypatch.setattr(operands_module, "precision", lambda device="cpu": kind)
     monkeypatch.setattr(
         "workers.search.scan",
         lambda rows, columns, bounds: scan(rows, columns, bounds, fused=fused, tile=tile),
