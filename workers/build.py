@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ingest.rules import Rule, rule_to_data
 from ingest.spec import Spec
 from workers.edges import members_step, rank_step, select_step
 from workers.heads import heads_step
-from workers.local import LocalExecutor
+from workers.local import SharedValues
 from workers.nodes import dictionary_step, model_step, set_step
 from workers.selection import tops
 from workers.sides import DictionaryEntry
@@ -61,10 +62,14 @@ class BuildPlan:
     models: Mapping[str, ResidualModel]
     registry: Registry
 
-    def seed_cache(self, executor: LocalExecutor) -> None:
+    def share(self, values: SharedValues) -> None:
         """Hands the opened models to the steps of this process, which would open them again."""
         for model in self.models.values():
-            executor.keep(("model", model.hash), model, 0)
+            values.get(("model", model.hash), partial(_same, model), 0)
+
+
+def _same(model: ResidualModel) -> ResidualModel:
+    return model
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,6 @@ def build(text: str, folder: Path, artifacts_in: Path | None = None) -> Built:
     made = plan(spec, models, sets)
     artifacts = Artifacts((artifacts_in or folder) / "artifacts")
     executor = LocalExecutor(REGISTRY, artifacts, 2)
-    made.seed_cache(executor)
+    made.share(executor.shared)
     run_plan(made.steps, executor, artifacts, made.sources)
     return Built(models, sets, artifacts)
