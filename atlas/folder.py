@@ -42,7 +42,9 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # numpy says how much of an array it could write, and gives no number
+        short = error.errno is None and "requested and" in str(error)
+        if short or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise AtlasError(
                 f"{path}: the disk is full; nothing was changed. Free space and try again"
             ) from error

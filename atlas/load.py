@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -250,7 +250,8 @@ class _Build:
                     copy.cancel()
                 writer.interrupt()
                 thread.shutdown(wait=True)
-                writer.close()
+                with suppress(RuntimeError):  # a full disk also fails the closing; the first failure is the reason
+                    writer.close()
                 raise
         shutil.rmtree(self.folder.generation(self.name) / "mapped")
         blocks.save()

@@ -33,7 +33,10 @@ class EmbeddedWriter:
     """
 
     def __init__(self, path: Path, memory: int) -> None:
-        self._database = ladybug.Database(path, buffer_pool_size=memory)
+        try:
+            self._database = ladybug.Database(path, buffer_pool_size=memory)
+        except RuntimeError as error:
+            raise AtlasError(_explain(str(error))) from error
         self._connection = ladybug.Connection(self._database)
         self._made: set[str] = set()
         self.rows_at_once = max(FEWEST_ROWS, int(0.8 * memory / BYTES_PER_EDGE))
