@@ -94,6 +94,9 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
     for gguf_key, key in _KEYS.items():
         if gguf_key.startswith(("block", "embedding", "feed", "attention.head_count")) and key not in config:
             raise InputError(f"{file.path}: the metadata lacks {prefix}{gguf_key}")
+    d_head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if (rotary := metadata.get(prefix + "rope.dimension_count", d_head)) != d_head:
+        raise InputError(f"{file.path}: {rotary} rotary dimensions of {d_head} are not read from GGUF")
     config["vocab_size"] = file.shapes.get("token_embd.weight", (0,))[0]
     config["tie_word_embeddings"] = "output.weight" not in file.shapes
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta", 10000.0)}
@@ -129,6 +132,8 @@ def gguf_names(file: GGUFFile, wanted: Mapping[str, tuple[int, ...]]) -> dict[st
         found = table.get_name(stem)
         if found is not None and f"{found}.{suffix}" in file.shapes:
             names[name] = f"{found}.{suffix}"
+    if len(set(names.values())) < len(names):
+        raise InputError(f"{file.path}: two tensors of the model map to one of the file")
     return names | {name: name for name in file.shapes.keys() - names.values()}
 
 

@@ -47,7 +47,7 @@ class ResidualModel:
         self.bridge, self.facts, self.name = bridge, facts, name
         self.source: Path = source.path
         self._source, self._tokenizer = source, tokenizer
-        self._tensors = tensors  # Hugging Face's names; they share memory with the bridge
+        self.tensors = tensors  # Hugging Face's names; they share memory with the bridge
         if len(bridge.blocks) != facts.n_layers:
             raise InputError(
                 f"{source.path}: {len(bridge.blocks)} blocks; the configuration says {facts.n_layers}"
@@ -62,13 +62,14 @@ class ResidualModel:
         self._W_E, self._W_pos, self._W_U = embedding_tables(bridge, facts)
         self._b_U = getattr(bridge.unembed.original_component, "bias", None)
         self._lock, self._hash = threading.Lock(), ""
+        self.running = threading.Lock()  # a forward hangs its hooks on the bridge: one at a time
 
     @property
     def hash(self) -> str:
         """SHA-256 over the float32 tensors by Hugging Face's names: where they came from does not enter."""
         with self._lock:
             if not self._hash:
-                self._hash = _hash_of(self._tensors)
+                self._hash = _hash_of(self.tensors)
             return self._hash
 
     # --- the ends of the stream -----------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def run(
     if writes and frozen is None:
         raise ValueError("a write needs a frozen trace")
     seen = _Seen(model, len(ids))
-    with torch.no_grad(), _hooks() as add:
+    with model.running, torch.no_grad(), _hooks() as add:
         if frozen is not None:
             _freeze(model, frozen, add, live_heads, writes)
         _watch(model, seen, add)
