@@ -9,7 +9,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from atlas.answers import Answer, Table, visible
 
@@ -25,8 +25,11 @@ WIDTH = 100
 SIGNED = frozenset({"weight", "z", "product", "twera", "effect"})
 """Columns whose sign is part of the answer: shown with + too."""
 
-LONG = frozenset({"promotes", "run", "title", "facts", "provenance", "notes", "spec"})
+LONG = frozenset({"promotes", "run", "how to get it", "title", "facts", "provenance", "notes", "spec"})
 """Columns that may be cut where the width does not suffice."""
+
+WRAPPED = frozenset({"how to get it"})
+"""Columns that go on in the next line instead."""
 
 LEAST = 12
 """Characters that are left of a text that is cut."""
@@ -179,11 +182,13 @@ def _grid(table: Table, width: int) -> RichTable | None:
         return None
     grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", collapse_padding=True)
     for name, right, wide in zip(table.columns, numeric, widths, strict=True):
-        grid.add_column(Text(name), justify="right" if right else "left", no_wrap=True, min_width=wide)
+        most = wide if name in WRAPPED else None
+        side: Literal["left", "right"] = "right" if right else "left"
+        grid.add_column(Text(name), justify=side, no_wrap=most is None, min_width=wide, max_width=most)
     for line in zip(*cells, strict=True):
         shown = [
-            text if cell_len(text) <= wide else set_cell_size(text, wide - 1) + "…"
-            for text, wide in zip(line, widths, strict=True)
+            text if cell_len(text) <= wide or name in WRAPPED else set_cell_size(text, wide - 1) + "…"
+            for name, text, wide in zip(table.columns, line, widths, strict=True)
         ]
         grid.add_row(*map(Text, shown))
     return grid

@@ -125,14 +125,14 @@ def strongest_paths_of_hops(
     for start in sorted(sources, key=_order):
         push(abs(start.weight) * gain[hops][start.node], start.weight, start, (), None)
     while heap:
-        _, _, product, start, edges, end = heapq.heappop(heap)
-        if end is not None:
-            yield Path(product, start, edges, end)
+        _, _, product, start, edges, last = heapq.heappop(heap)
+        if last is not None:
+            yield Path(product, start, edges, last)
             continue
         node, left = edges[-1].target if edges else start.node, hops - len(edges)
         if left == 0:
-            for last in ends[node]:
-                push(abs(product * last.weight), product * last.weight, start, edges, last)
+            for way_out in ends[node]:
+                push(abs(product * way_out.weight), product * way_out.weight, start, edges, way_out)
             continue
         for edge in _edges_out(graph, node, gain[left - 1]):
             step = product * edge.weight
