@@ -250,7 +250,7 @@ class _Build:
                     copy.cancel()
                 writer.interrupt()
                 thread.shutdown(wait=True)
-                with suppress(RuntimeError):  # a full disk also fails the closing; the first failure is the reason
+                with suppress(RuntimeError):  # a full disk fails the closing too; the first is the reason
                     writer.close()
                 raise
         shutil.rmtree(self.folder.generation(self.name) / "mapped")

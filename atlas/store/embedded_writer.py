@@ -107,7 +107,7 @@ def _quoted(path: Path) -> str:
 
 def _explain(message: str) -> str:
     line = message.strip().split("\n", 1)[0]
-    if "No space left" in line or "File too large" in line or "quota" in line:
+    if "Cannot write to file" in line:  # the reason beside it is not to be trusted after a short write
         return "the disk is full; nothing was changed. Free space and try again"
     if "buffer pool is full" in line:
         return "the load needs more memory than it was given; nothing was changed. Give it more"
