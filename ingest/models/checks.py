@@ -1,7 +1,8 @@
 """What is checked of a model before anything is computed from it (methods: Checked at load).
 
 Two short forward passes and their algebra: logits equal to Hugging Face's; stream in + attention + MLP =
-stream out; the algebra's stream, readings and logits equal the model's; and, with everything frozen and a
+stream out; each MLP is the described function of what it reads; the algebra's stream, readings and logits
+equal the model's; and, with everything frozen and a
 large vector written at the embedding, the model moves as the algebra says through every OV circuit, so each
 freeze holds and each factor is right.
 """
@@ -39,6 +40,9 @@ def check_model(model: ResidualModel, reference: torch.Tensor) -> None:
         model, "stream in + attention + MLP and stream out",
         trace.resid_pre + trace.attn_out + trace.mlp_out, streams[1:],
     )  # fmt: skip
+    for layer in range(model.facts.n_layers):
+        what = f"MLP outputs of layer {layer} of the model and of its weights ({model.facts.activation})"
+        _same(model, what, trace.mlp_module[layer], _mlp(model, layer, trace.mlp_in[layer]))
     _compare(model, "", trace, replay(model, trace))
     generator = torch.Generator().manual_seed(0)
     size = trace.resid_pre[0].abs().max()
@@ -48,6 +52,22 @@ def check_model(model: ResidualModel, reference: torch.Tensor) -> None:
         model, " after a write at the embedding, all frozen",
         run(model, trace.tokens, frozen=trace, writes=write, live_heads="all"), replay(model, trace, write),
     )  # fmt: skip
+
+
+def _mlp(model: ResidualModel, layer: int, x: torch.Tensor) -> torch.Tensor:
+    """The layer's MLP of rows x (T, d_model), from its weights as `mlp_weights` gives them."""
+    from transformers.activations import ACT2FN
+
+    weights = model.mlp_weights(layer)
+    if weights.activation not in ACT2FN:
+        raise InputError(f"{model.source}: activation {weights.activation!r} is not known to transformers")
+    hidden = x @ weights.W_in + (0 if weights.b_in is None else weights.b_in)
+    if weights.W_gate is None:
+        hidden = ACT2FN[weights.activation](hidden)
+    else:
+        gate = x @ weights.W_gate + (0 if weights.b_gate is None else weights.b_gate)
+        hidden = ACT2FN[weights.activation](gate) * hidden
+    return hidden @ weights.W_out + (0 if weights.b_out is None else weights.b_out)
 
 
 def _compare(model: ResidualModel, when: str, real: Trace, algebra: Replay) -> None:

@@ -78,6 +78,12 @@ def read_layer(block: Any, number: int, facts: Facts) -> Layer:
     """The layer's tensors. Raises InputError where a shape is not what the facts say, naming both."""
     attn, mlp, where = block.attn, block.mlp, f"layer {number}"
     d, h, kv, d_head = facts.d_model, facts.n_heads, facts.n_kv_heads, facts.d_head
+    scaling = getattr(attn.original_component, "scaling", None)
+    if isinstance(scaling, float) and abs(scaling / facts.attention_scale[number] - 1) > 1e-6:
+        raise InputError(
+            f"{facts.architecture}: {where}: attention multiplies q·k by {scaling}; expected "
+            f"{facts.attention_scale[number]}"
+        )
     q, _ = _matrix(attn.q, (d, h * d_head), f"{where}: W_Q")
     k, _ = _matrix(attn.k, (d, kv * d_head), f"{where}: W_K")
     v, b_v = _matrix(attn.v, (d, kv * d_head), f"{where}: W_V")

@@ -106,6 +106,7 @@ def find_source(where: str | Path, *, weights: bool = True) -> Source:
 
 
 def _config(where: Path, values: dict[str, Any]) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -115,7 +116,7 @@ def _config(where: Path, values: dict[str, Any]) -> Any:
         raise InputError(f"{where}: model_type {model_type!r} is not known to the transformers library")
     try:
         return AutoConfig.for_model(model_type, **values)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
         raise InputError(f"{where}: transformers refuses this configuration: {_one_line(error)}") from error
 
 

@@ -1,0 +1,347 @@
+"""The residual view's own interface: where models come from, hashes, ends of the stream, which pairs have
+edges, reading and writing vectors."""
+
+import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ingest.dictionaries.types import At, Dictionary, Encoder, LayerNormInput, Read, ReLU, Space
+from ingest.dictionaries.types import Write as Decoder
+from ingest.errors import InputError
+from ingest.models import Write, describe_model, open_model, reading_vectors, writing_vectors
+from ingest.models.rows import Affine, centre, row_sums
+from tests.ingest.tiny_models import tiny_model, tokens
+
+torch.set_num_threads(1)
+ORACLE = Path(__file__).parents[3] / "shared" / "oracle"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder):
+    """A function that opens a tiny model, saved once."""
+    found = {}
+
+    def opened(name):
+        if name not in found:
+            tiny_model(name).save_pretrained(folder / name)
+            found[name] = open_model(folder / name)
+        return found[name]
+
+    return opened
+
+
+# --- where a model comes from -------------------------------------------------------------------------------
+
+
+def test_describe_needs_the_configuration_alone(folder, tiny):
+    model = tiny("granite")
+    (folder / "granite" / "model.safetensors").rename(folder / "granite" / "away")
+    facts = describe_model(folder / "granite")
+    (folder / "granite" / "away").rename(folder / "granite" / "model.safetensors")
+    assert facts == model.facts
+    assert facts.architecture == "GraniteForCausalLM"
+    assert facts.branch_multiplier == 0.4
+    assert facts.logit_multiplier == 0.5
+    assert facts.attention_scale == (0.3, 0.3, 0.3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-inverse-layer", "gpt_bigcode", "gpt_neo", "opt"])
+def test_the_attention_scale_is_the_models(tiny, name):
+    """scale · q·k of the tiny model's own factors gives its own patterns (no rotation here)."""
+    model = tiny(name)
+    trace = model.trace(tokens())
+    for layer, (weights, block) in enumerate(zip(model.layers, model.bridge.blocks, strict=True)):
+        x = trace.attn_in[layer]
+        for head in range(model.facts.n_heads):
+            q = x @ weights.W_Q[head] + _bias(block.attn.q, head, model.facts.d_head)
+            k = x @ weights.W_K[model.kv(head)] + _bias(block.attn.k, model.kv(head), model.facts.d_head)
+            scores = (model.facts.attention_scale[layer] * q @ k.T)[8]
+            seen = trace.pattern[layer, head, 8] > 0  # a local layer sees a window
+            found = torch.where(seen, scores, -torch.inf).softmax(-1)
+            torch.testing.assert_close(found, trace.pattern[layer, head, 8], atol=1e-5, rtol=1e-3)
+
+
+def _bias(linear, head, width):
+    bias = getattr(linear.original_component, "bias", None)
+    return 0.0 if bias is None else bias.detach()[head * width : (head + 1) * width]
+
+
+def test_the_hash_is_of_the_tensors_not_of_their_files(folder, tiny):
+    model = tiny_model("llama")
+    expected = tiny("llama").hash
+    model.save_pretrained(folder / "shards", max_shard_size="10KB")
+    assert len(list((folder / "shards").glob("*.safetensors"))) > 2
+    assert open_model(folder / "shards").hash == expected
+    model.config.save_pretrained(folder / "pickled")
+    torch.save(model.state_dict(), folder / "pickled" / "pytorch_model.bin")
+    assert open_model(folder / "pickled").hash == expected
+    with torch.no_grad():
+        model.model.norm.weight[3] += 1e-6
+    model.save_pretrained(folder / "other")
+    assert open_model(folder / "other").hash != expected
+
+
+def test_weights_are_widened_exactly(folder):
+    model = tiny_model("llama").to(torch.bfloat16)
+    model.save_pretrained(folder / "narrow")
+    opened = open_model(folder / "narrow")
+    assert opened.facts.dtype == "bfloat16"
+    up = model.model.layers[1].mlp.up_proj.weight
+    assert torch.equal(opened.mlp_weights(1).W_in, up.detach().float().T)
+
+
+def test_a_base_models_names_and_saved_constants_are_understood(folder, tiny):
+    """GPT-2 on the hub: no `transformer.` before the names, and the causal mask among the weights."""
+    expected = tiny("gpt2").hash
+    tensors = load_file(folder / "gpt2" / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
+    (folder / "bare").mkdir()
+    save_file(bare, folder / "bare" / "model.safetensors", metadata={"format": "pt"})
+    (folder / "bare" / "config.json").write_bytes((folder / "gpt2" / "config.json").read_bytes())
+    assert open_model(folder / "bare").hash == expected
+
+
+def test_the_tensors_decide_whether_embeddings_are_tied(folder, tiny):
+    """A head of its own beside a configuration that says tied: the head in the file is used."""
+    untied = tiny("llama")
+    tiny_model("llama").save_pretrained(folder / "claims")
+    file = folder / "claims" / "config.json"
+    file.write_text(file.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    opened = open_model(folder / "claims")
+    assert opened.facts.tied
+    assert torch.equal(opened.unembedding(), untied.unembedding())
+    assert not torch.equal(opened.unembedding(), opened.token_vectors())
+    tied = tiny("llama-tied")
+    assert torch.equal(tied.unembedding(), tied.token_vectors())
+
+
+def test_the_name_is_the_directorys_unless_given(tiny, folder):
+    assert tiny("llama").name == "llama"
+    assert open_model(folder / "llama", name="mine").name == "mine"
+    assert tiny("llama").source == (folder / "llama").resolve()
+
+
+def test_facts_import_neither_torch_nor_transformers():
+    """The package is imported by look-ups; only what opens a model may be slow."""
+    code = "import sys, ingest.models; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+# --- the ends of the stream ---------------------------------------------------------------------------------
+
+
+def test_rows_are_what_they_are_whichever_are_asked_for(tiny):
+    model = tiny("gemma2")
+    rows, head = model.token_vectors(), model.unembedding()
+    assert rows.shape == head.shape == (61, 32)
+    assert rows.dtype == head.dtype == torch.float64
+    assert torch.equal(torch.cat([model.token_vectors(0, 7), model.token_vectors(7, 61)]), rows)
+    assert torch.equal(model.unembedding(50, 61), head[50:])
+    factor = (rows / model.bridge.embed.weight.double()).nanmedian()
+    assert factor == pytest.approx(math.sqrt(32), rel=1e-6)
+
+
+def test_positions_have_the_models_offset(tiny):
+    opt = tiny("opt")
+    assert torch.equal(opt.position_vectors(3), opt.bridge.pos_embed.weight[2:5].double())
+    assert not tiny("llama").position_vectors(3).any()
+    with pytest.raises(InputError, match="65 tokens: gpt2 has 64 positions"):
+        tiny("gpt2").trace(torch.zeros(65))
+
+
+def test_an_id_outside_the_vocabulary_is_refused(tiny):
+    for ids in ([61], [-1], []):
+        with pytest.raises(InputError, match="token ids must be 0 to 60"):
+            tiny("llama").trace(ids)
+
+
+def test_threads_see_the_same_values(tiny):
+    model = tiny("gemma2")
+    ask = (lambda: model.W_O(1), lambda: model.attention_input(2, model.token_vectors()), model.logit_bias)
+    with ThreadPoolExecutor(8) as pool:
+        for call in ask:
+            found = list(pool.map(lambda _, call=call: call(), range(16)))
+            assert all(torch.equal(one, found[0]) for one in found)
+        traces = list(pool.map(lambda n: model.trace(tokens(n)).logits, [3, 9] * 4))
+    assert all(torch.equal(one, traces[at % 2]) for at, one in enumerate(traces))
+
+
+def test_sums_are_near_exact_and_in_a_fixed_order():
+    make = torch.Generator().manual_seed(0)
+    for d in (1, 2, 3, 7, 32, 577):
+        x = torch.randn(50, d, generator=make, dtype=torch.float64) * 1e3
+        exact = torch.tensor([math.fsum(row) for row in x.tolist()], dtype=torch.float64)
+        assert float((row_sums(x)[:, 0] - exact).abs().max()) < 1e-9
+        assert torch.equal(centre(x)[7:9], centre(x[7:9]))
+    norm = Affine(True, torch.randn(577, generator=make, dtype=torch.float64))
+    e, y = torch.randn(2, 577, generator=make, dtype=torch.float64)
+    assert float((norm.through(y) * e).sum()) == pytest.approx(float((y * norm.read_back(e)).sum()))
+
+
+# --- which pairs have edges ---------------------------------------------------------------------------------
+
+
+def test_a_source_has_a_direct_edge_into_what_reads_after_it(tiny):
+    sequential, parallel = tiny("llama"), tiny("gptj")
+    for model in (sequential, parallel):
+        writes = [("embed", 0), ("attn", 0), ("mlp", 0), ("attn", 1), ("mlp", 1)]
+        assert [model.event(*write) for write in writes] == [0, 1, 2, 3, 4]
+        assert model.cut("attn.in", 1) == model.cut("resid_pre", 1) == 3
+        assert model.cut("resid_post", 1) == 5
+        assert model.cut("resid_mid", 1) == 4
+        assert model.cut("final", 0) == 7
+    assert sequential.cut("mlp.in", 1) == 4  # after attention of its own layer
+    assert parallel.cut("mlp.in", 1) == 3  # beside it
+    with pytest.raises(ValueError, match="nowhere"):
+        sequential.cut("nowhere", 0)
+    with pytest.raises(ValueError, match="nowhere"):
+        sequential.event("nowhere", 0)
+
+
+def test_heads_share_keys_and_values_in_runs(tiny):
+    assert [tiny("llama").kv(head) for head in range(4)] == [0, 0, 1, 1]
+    assert [tiny("gpt_bigcode").kv(head) for head in range(4)] == [0, 0, 0, 0]
+    assert tiny("llama").W_V(0).shape == (2, 32, 8)
+    assert tiny("llama").W_O(0).shape == (4, 8, 32)
+
+
+# --- reading and writing vectors ----------------------------------------------------------------------------
+
+
+def random_latents(layer=1, site="mlp.in", space=Space.NORMALISED_WITH_GAIN, writes=(), width=32, **more):
+    make = torch.Generator().manual_seed(5)
+    encoder = Encoder("in", torch.randn(4, width, generator=make), torch.zeros(4))
+    return Dictionary("set", "sae", layer, Read(site, space), (encoder,), tuple(writes), ReLU(), **more)
+
+
+def decoder(layer, site="mlp", at=At.MODULE, width=32):
+    make = torch.Generator().manual_seed(6 + layer)
+    return Decoder(layer, site, at, torch.randn(4, width, generator=make), None)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama", "olmo2", "gemma2"])
+def test_a_reading_vector_reads_what_the_dictionary_reads(tiny, name):
+    """x · ρ / σ is the encoder row on the site's value, by what the dictionary reads."""
+    model = tiny(name)
+    trace = model.trace(tokens())
+    norm, layer = model.facts.norm, 1
+    centring = (lambda x: x - x.mean(-1, keepdim=True)) if norm.centred else (lambda x: x)
+    mid = trace.resid_pre if model.facts.parallel else trace.resid_mid
+    sites = {
+        "mlp.in": (mid[layer], trace.sigma2[layer], trace.mlp_in[layer], "mlp.in"),
+        "resid_mid": (mid[layer], trace.sigma2[layer], trace.mlp_in[layer], "mlp.in"),
+        "attn.in": (trace.resid_pre[layer], trace.sigma1[layer], trace.attn_in[layer], "attn.in"),
+        "resid_pre": (trace.resid_pre[layer], trace.sigma1[layer], trace.attn_in[layer], "attn.in"),
+        "resid_post": (trace.resid_pre[layer + 1], trace.sigma1[layer + 1], trace.attn_in[layer + 1], None),
+    }
+    for site, (stream, sigma, gained, biased) in sites.items():
+        stream = stream.double()
+        values = {
+            Space.RAW: (stream, torch.ones(9)),
+            Space.NORMALISED: (centring(stream) if model.facts.norm_before else stream, torch.ones(9)),
+        }
+        bias = model.input_bias(biased, layer) if biased else model.input_bias("attn.in", layer + 1)
+        values[Space.NORMALISED_WITH_GAIN] = (gained.double() - bias, sigma)
+        for space, (value, scale) in values.items():
+            latents = random_latents(layer, site, space)
+            found = stream @ reading_vectors(model, latents).T / scale[:, None]
+            torch.testing.assert_close(
+                found,
+                value @ latents.encoders[0].W_enc.double().T,
+                atol=2e-4,
+                rtol=1e-4,
+                msg=f"{site} {space}",
+            )
+
+
+def test_a_dictionary_that_centres_its_input_reads_the_centred_stream(tiny):
+    model = tiny("llama")
+    plain = random_latents(space=Space.RAW)
+    found = reading_vectors(model, replace(plain, input_norm=LayerNormInput()))
+    assert torch.equal(found, centre(plain.encoders[0].W_enc.double()))
+
+
+def test_what_reads_no_stream_has_no_reading_vector(tiny):
+    model = tiny("llama")
+    for site, space in (("attn.z", Space.Z), ("mlp.out", Space.BRANCH_OUTPUT)):
+        with pytest.raises(InputError, match="no stream"):
+            reading_vectors(model, random_latents(site=site, space=space))
+    with pytest.raises(InputError, match="no norm reads there"):
+        reading_vectors(model, random_latents(site="embed"))
+    with pytest.raises(InputError, match="length 16; llama has d_model 32"):
+        reading_vectors(model, random_latents(width=16))
+    with pytest.raises(InputError, match="no reading 'gate'"):
+        reading_vectors(model, random_latents(), "gate")
+
+
+@pytest.mark.parametrize("name", ["llama", "granite", "gemma2", "olmo2"])
+@pytest.mark.parametrize("site", ["mlp", "attn"])
+def test_a_writing_vector_is_what_joins_the_stream(tiny, name, site):
+    """The change of the real stream by a write at the module's output is ω / σ_post."""
+    model = tiny(name)
+    trace = model.trace(tokens())
+    write = decoder(1, site)
+    omega = writing_vectors(model, random_latents(writes=[write]))
+    vectors = torch.zeros(9, 32)
+    vectors[4] = 100 * write.W_dec[2]
+    after = model.run_frozen(trace, (Write(site, 1, vectors, "module"),))
+    sigma = (trace.sigma_post2 if site == "mlp" else trace.sigma_post1)[1, 4]
+    moved = (after.resid_pre[2] - model.run_frozen(trace).resid_pre[2])[4].double()
+    torch.testing.assert_close(moved, 100 * omega[2] / sigma, atol=1e-3, rtol=1e-4)
+    at_stream = writing_vectors(model, random_latents(writes=[decoder(1, site, At.STREAM)]))
+    assert torch.equal(at_stream, write.W_dec.double())
+
+
+def test_a_z_dictionary_writes_through_its_heads(tiny):
+    model = tiny("granite")
+    write = decoder(1, "attn.z", width=32)
+    found = writing_vectors(model, random_latents(writes=[write]))
+    by_head = write.W_dec.double().view(4, 4, 8)
+    expected = torch.einsum("fhe,hed->fd", by_head, model.W_O(1))
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(InputError, match="writes z of length 16"):
+        writing_vectors(model, random_latents(writes=[decoder(1, "attn.z", width=16)]))
+
+
+def test_a_cross_layer_transcoder_writes_what_lies_before_the_cut(tiny):
+    model = tiny("llama")
+    latents = random_latents(layer=0, writes=[decoder(0), decoder(1), decoder(2)])
+    first, second, third = (write.W_dec.double() for write in latents.writes)
+    assert torch.equal(writing_vectors(model, latents, model.cut("mlp.in", 1)), first)
+    assert torch.equal(writing_vectors(model, latents, model.cut("attn.in", 2)), first + second)
+    assert torch.equal(writing_vectors(model, latents), first + second + third)
+    assert not writing_vectors(model, latents, model.cut("attn.in", 0)).any()
+    behind = tiny("gemma2")
+    with pytest.raises(InputError, match="no input-invariant sum on Gemma2ForCausalLM"):
+        writing_vectors(behind, latents)
+    writing_vectors(behind, latents, behind.cut("mlp.in", 1))  # one layer, one scale
+    with pytest.raises(InputError, match="length 16; llama has d_model 32"):
+        writing_vectors(model, random_latents(writes=[decoder(1, width=16)]))
+
+
+# --- the oracle's models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not ORACLE.is_dir(), reason="the oracle files are not beside this checkout")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_oracle_logits_and_scales(name):
+    expected = load_file(ORACLE / name / "expected.safetensors")
+    model = open_model(ORACLE / name / "model")
+    trace = model.trace(expected["tokens"])
+    torch.testing.assert_close(trace.logits, expected["hf_logits"], atol=1e-5, rtol=1e-5)
+    scale = expected["ln2_scale"].double()
+    torch.testing.assert_close(trace.sigma2[:, 1:], scale[:, 1:], atol=1e-4, rtol=1e-4)
