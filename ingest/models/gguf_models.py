@@ -23,9 +23,6 @@ _KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
 }
 # Read, and without effect on what the model computes; or covered by another key.
@@ -44,6 +41,14 @@ class _Kind:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# The largest Gemmas divide scores by √(d_model / n_heads), not by √d_head; the file does not say.
+_LARGEST_GEMMAS = {("gemma2", 46), ("gemma3_text", 62)}
+
 _KINDS = {
     "llama": _Kind("llama", permuted=True),
     "qwen2": _Kind("qwen2"),
@@ -55,8 +60,8 @@ _KINDS = {
               "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier"},
     ),
     "gemma": _Kind("gemma", gain_offset=1.0),
-    "gemma2": _Kind("gemma2", gain_offset=1.0),
-    "gemma3": _Kind("gemma3_text", gain_offset=1.0),
+    "gemma2": _Kind("gemma2", gain_offset=1.0, keys=_WINDOW | _CAPS),
+    "gemma3": _Kind("gemma3_text", gain_offset=1.0, keys=_WINDOW | _CAPS),
 }  # fmt: skip
 
 
@@ -108,7 +113,10 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
             "full_attention": config["rope_parameters"],
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         }
-        config["query_pre_attn_scalar"] = config.get("head_dim", 256)
+    if kind.model_type in ("gemma2", "gemma3_text"):
+        largest = (kind.model_type, config["num_hidden_layers"]) in _LARGEST_GEMMAS
+        per_head = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = per_head if largest else d_head
     for token in ("bos", "eos", "padding", "unknown"):
         if (number := metadata.get(f"tokenizer.ggml.{token}_token_id")) is not None:
             config[{"padding": "pad", "unknown": "unk"}.get(token, token) + "_token_id"] = number

@@ -41,6 +41,7 @@ def write_gguf(path, model, kind, kind_of_weights=gguf.GGMLQuantizationType.F32,
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if kind in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TEXTS)
@@ -71,12 +72,10 @@ def write_gguf(path, model, kind, kind_of_weights=gguf.GGMLQuantizationType.F32,
 
 
 def tiny(kind, **changes):
-    # What the file does not hold: a score scale other than the usual one, a second window.
-    if kind in ("gemma2", "gemma3"):
-        changes |= {"query_pre_attn_scalar": 12 if kind == "gemma3" else 256, "sliding_window": 512}
-    if kind == "gemma2":
-        changes |= {"sliding_window": 4}
-    return tiny_model(kind, **changes)
+    # The file does not hold a score scale: Gemma's is its head width.
+    return tiny_model(
+        kind, **changes | ({"query_pre_attn_scalar": 12} if kind in ("gemma2", "gemma3") else {})
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,6 +145,7 @@ def test_what_is_not_read_is_refused(tmp_path):
 
     refused(r"llama\.attention\.unheard_of=1: the effect of this key is not known",
             extra=[("attention.unheard_of", 1)])  # fmt: skip
+    refused(r"llama\.attention\.sliding_window=4: the effect", extra=[("attention.sliding_window", 4)])
     refused("mixture of experts", extra=[("expert_count", 8)])
     refused("16 rotary dimensions", extra=[("rope.dimension_count", 16)])
     refused(r"model\.norm\.weight missing", without=("model.norm.weight",))
