@@ -34,9 +34,11 @@ def _places(entries: list[dict[str, Any]]) -> dict[str, int]:
 def _candidates(
     inputs: Mapping[str, Path], prefix: str, sources: dict[str, int], targets: dict[str, int]
 ) -> Pairs:
-    """Of all inputs whose role begins so, in the order of their roles."""
+    """Of all inputs whose role begins so, by identity."""
     folders = [folder for role, folder in sorted(inputs.items()) if role.startswith(prefix)]
-    return Pairs.joined(pairs for folder in folders for pairs in read_pairs(folder, sources, targets))
+    return Pairs.joined(
+        pairs for folder in folders for pairs in read_pairs(folder, sources, targets)
+    ).sorted()
 
 
 def members_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Context) -> Done:
@@ -52,7 +54,7 @@ def members_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Con
     for number, top in enumerate(tops(rule, per_source=True)):
         folder = out / str(number)
         folder.mkdir()
-        chosen = pairs.where(within_top(top, pairs, np.zeros(1, int))).sorted()
+        chosen = pairs.where(within_top(top, pairs, np.zeros(1, int)))
         with PairWriter(folder) as writer:
             for target, place in targets.items():
                 writer.write(source, target, chosen.where(chosen.target_dictionary == place))
@@ -89,7 +91,7 @@ def select_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
         kept.append(replace(pairs, source_dictionary=there[pairs.source_dictionary]))
     pairs = Pairs.joined(kept).sorted()
     size = np.abs(pairs.weight)
-    pairs = replace(pairs, rank_in=ranks(size, pairs, (pairs.target, pairs.reading, pairs.head >= 0)))
+    pairs = replace(pairs, rank_in=ranks(size, (pairs.target, pairs.reading, pairs.head >= 0)))
     with PairWriter(out) as writer:
         for source, place in everyone.items():
             writer.write(source, target, pairs.where(pairs.source_dictionary == place))
@@ -140,10 +142,10 @@ def rank_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Contex
     `selected`.
     """
     source, targets = step.params["source"]["hash"], _places(step.params["targets"])
-    pairs = _candidates(inputs, "selected", {source: 0}, targets).sorted()
+    pairs = _candidates(inputs, "selected", {source: 0}, targets)
     through = pairs.head >= 0
     groups = (pairs.source, pairs.reading, through)
-    rank_out = ranks(np.abs(pairs.weight), pairs, groups)
+    rank_out = ranks(np.abs(pairs.weight), groups)
     hashes = pa.array(list(targets))
     figures = {}
     for table, mask in (("DIRECT", ~through), ("VIA_HEAD", through)):

@@ -13,7 +13,7 @@ strongly is skipped at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ from workers.steps import Context, Done, Step
 from workers.survey import SOURCES_THROUGH_HEAD, Survey, chosen, rotation
 from workers.vectors import Vectors
 
-__all__ = ["Head", "ThroughHead", "heads_step"]
+__all__ = ["Head", "Stacked", "ThroughHead", "heads_step"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Stacked:
     input_length: np.ndarray
     scale: np.ndarray
     values: dict[int, np.ndarray]  # kv head -> (ω C ⊙ γ1) W_V (N, d_head)
+    input_row: Callable[[int], np.ndarray]  # i -> s_i (d,)
 
     @classmethod
     def of(cls, vectors: Vectors, entries: list[DictionaryEntry], layer: int, heads: list[int]) -> Stacked:
@@ -89,8 +90,9 @@ class Stacked:
         w_v = {kv: model.W_V(layer)[kv].double().numpy() for kv in sorted({model.kv(head) for head in heads})}
         parts: dict[int, list[np.ndarray]] = {kv: [] for kv in w_v}
         size, input_length, scale = [0], [], []
+        cut = model.cut("attn.in", layer)
         for entry in entries:
-            writers = vectors.writers(entry, model.cut("attn.in", layer))
+            writers = vectors.writers(entry, cut)
             s = model.attention_input(layer, torch.from_numpy(writers.omega)).numpy()
             input_length.append(lengths(s))
             scale.append(writers.norms.scale)
@@ -98,7 +100,14 @@ class Stacked:
             for kv, factor in w_v.items():
                 parts[kv].append(_product(s, factor))
         values = {kv: np.concatenate(found) for kv, found in parts.items()}
-        return cls(entries, np.cumsum(size), np.concatenate(input_length), np.concatenate(scale), values)
+        first = np.cumsum(size)
+
+        def input_row(i: int) -> np.ndarray:
+            place = int(np.searchsorted(first, i, side="right")) - 1
+            omega = vectors.writers(entries[place], cut).omega[i - first[place]]
+            return model.attention_input(layer, torch.from_numpy(omega[None])).numpy()[0]
+
+        return cls(entries, first, np.concatenate(input_length), np.concatenate(scale), values, input_row)
 
     def places(self, column: np.ndarray) -> np.ndarray:
         """The dictionary, as a place in the list, of each stacked source."""
@@ -108,16 +117,14 @@ class Stacked:
 class ThroughHead:
     """The stacked sources as one head passes them on."""
 
-    def __init__(self, model: ResidualModel, head: Head, stacked: Stacked, device: str = "cpu") -> None:
+    def __init__(self, head: Head, kv: int, stacked: Stacked) -> None:
         self.head, self.stacked = head, stacked
-        value = stacked.values[model.kv(head.number)]
+        value = stacked.values[kv]
         self.a = _product(value, head.r)  # (N, d_head)
         self.norms = Norms(lengths(self.a), stacked.scale)
-        self.operand = Operand(divided(self.a, self.norms.length), self.norms.weight, device)
         width, d_head = head.w_v.shape
-        # How far a · b may be off, by what multiplies |ρ_j| (see `workers.exact`): the roundings of value
-        # and of a,
-        # what QR leaves, and the sums of b and of the product itself.
+        # How far a · b may be off, by what multiplies |ρ_j| (see `workers.exact`): the roundings of value and
+        # of a, what QR leaves, and the sums of b and of the product itself.
         long, short = summation_error(width + 8), summation_error(d_head + 8)
         self.error = 2 * (
             long * stacked.input_length * np.linalg.norm(head.w_v) * np.linalg.norm(head.w_o)
@@ -125,24 +132,22 @@ class ThroughHead:
             + self.norms.length * (long * np.sqrt(d_head) + short) * 1.01
         )
 
-    def pairs(
-        self, found: Candidates, b: np.ndarray, readers: Readers, model: ResidualModel, vectors: Vectors
-    ) -> Pairs:
-        """The candidates (row = reader, column = stacked source) with their exact weights. b (R, d_head) =
-        ρ Q."""
+    def operand(self, device: str) -> Operand:
+        """For the filter."""
+        return Operand(divided(self.a, self.norms.length), self.norms.weight, device)
+
+    def pairs(self, found: Candidates, b: np.ndarray, readers: Readers) -> Pairs:
+        """The candidates (row = reader, column = stacked source) with their exact weights. b: ρ Q
+        (R, d_head)."""
         head, row, column = self.head, found.row, found.column
         place = self.stacked.places(column)
         number = column - self.stacked.first[place].astype(np.int32)
 
-        def s_row(i: int) -> np.ndarray:
-            where = int(self.stacked.places(np.array([i]))[0])
-            writers = vectors.writers(self.stacked.entries[where], model.cut("attn.in", head.layer))
-            omega = writers.omega[i - self.stacked.first[where]]
-            return model.attention_input(head.layer, torch.from_numpy(omega[None])).numpy()[0]
-
         value = dots(self.a, b, column, row)
         error = self.error[column] * readers.norms.length[row]
-        weight = rounded_head_products(s_row, head.w_v, head.w_o, readers.rho, column, row, value, error)
+        weight = rounded_head_products(
+            self.stacked.input_row, head.w_v, head.w_o, readers.rho, column, row, value, error
+        )
         n, width = len(row), readers.rho.shape[1]
         return Pairs(
             source_dictionary=place,
@@ -173,7 +178,8 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
     layers = np.array([source.layer for source in sources])
     model = vectors.model
     stacked = Stacked.of(vectors, sources, layer, numbers)
-    through = [ThroughHead(model, Head.of(model, layer, h), stacked, context.device) for h in numbers]
+    through = [ThroughHead(Head.of(model, layer, h), model.kv(h), stacked) for h in numbers]
+    operands = [each.operand(context.device) for each in through]
     q = np.concatenate([each.head.q for each in through], axis=1)  # (d, heads × d_head)
     sample = chosen(step.params["seed"], len(stacked.scale), SOURCES_THROUGH_HEAD)
     turned = [_turned(each, sample, step.params["seed"], vectors) for each in through]
@@ -185,21 +191,23 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
             b = _product(readers.rho, q).reshape(len(readers.rho), len(numbers), -1)
             search = Search(rule, readers.norms, readers.rho.shape[1])
             blocks: list[tuple[int, int]] = []
-            for place, each in enumerate(through):
+            for place, number in enumerate(numbers):
                 context.check_cancelled()
                 rows = Operand(
                     divided(b[:, place], readers.norms.length), readers.norms.weight, context.device
                 )
                 for first, last, source_layer in _blocks(rule, stacked, layers):
                     search.read(
-                        rows, each.operand.part(first, last), layer=source_layer, head=(layer, numbers[place])
+                        rows,
+                        operands[place].part(first, last),
+                        layer=source_layer,
+                        head=(layer, number),
                     )
                     blocks.append((place, first))
             parts = []
             for (place, first), found in zip(blocks, search.finish(), strict=True):
                 moved = Candidates(found.row, found.column + np.int32(first), found.score)
-                columns = np.ascontiguousarray(b[:, place])
-                parts.append(through[place].pairs(moved, columns, readers, model, vectors))
+                parts.append(through[place].pairs(moved, np.ascontiguousarray(b[:, place]), readers))
             for place, each in enumerate(through):
                 length = each.norms.length[sample]
                 survey.add(
@@ -213,8 +221,8 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
                     search.bounds(layer=-1, head=(layer, numbers[place])),
                     readers.rho.shape[1],
                 )
-            pairs = Pairs.joined(parts)
-            pairs = pairs.where(local_choice(rule, pairs, layers)).sorted()
+            pairs = Pairs.joined(parts).sorted()
+            pairs = pairs.where(local_choice(rule, pairs, layers))
             for place, source in enumerate(sources):
                 writer.write(source.hash, target.hash, pairs.where(pairs.source_dictionary == place))
     return Done({"survey": survey.rows})

@@ -9,7 +9,7 @@ only the blocks they need, mapped into memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["READINGS", "PairWriter", "Pairs", "read_pairs"]
+__all__ = ["READINGS", "PairWriter", "Pairs", "packed", "read_pairs"]
 
 READINGS = ("in", "gate", "up")
 
@@ -93,11 +93,30 @@ class Pairs:
 
     def sorted(self) -> Pairs:
         """By identity, one of each."""
-        order = np.lexsort(self.identity[::-1])
-        ordered = self.where(order)
-        new = np.ones(len(ordered), bool)
-        new[1:] = np.any([key[1:] != key[:-1] for key in ordered.identity], axis=0)
-        return ordered if new.all() else ordered.where(new)
+        key = packed(self.identity)
+        if key is None:
+            order = np.lexsort(self.identity[::-1])
+            ordered = self.where(order)
+            new = np.any([part[1:] != part[:-1] for part in ordered.identity], axis=0)
+        else:
+            order = np.argsort(key)
+            ordered, key = self.where(order), key[order]
+            new = key[1:] != key[:-1]
+        return ordered if new.all() else ordered.where(np.concatenate([[True], new]))
+
+
+def packed(keys: Sequence[np.ndarray]) -> np.ndarray | None:
+    """One int64 that orders as the keys do, the first key first; None where 63 bits do not hold them."""
+    total = np.zeros(len(keys[0]), np.int64)
+    size = 1
+    for key in keys if len(total) else ():
+        low = int(key.min())
+        span = int(key.max()) - low + 1
+        size *= span
+        if size >= 1 << 63:
+            return None
+        total = total * span + (key - low) if span > 1 else total
+    return total
 
 
 class PairWriter:

@@ -114,15 +114,19 @@ def _read_tile(
                 continue
             code = _code_below((need - slack) * (1 - output), bits)
             add = np.uint64(top - code) * one
-            first, last = b * BLOCK, min((b + 1) * BLOCK, columns)
+            first, last = b * BLOCK // per_word, min((b + 1) * BLOCK, columns) // per_word
             hit = np.uint64(0)
-            for w in range(first // per_word, last // per_word):
+            for w in range(first, last):
                 hit |= (words[r, w] & magnitude) + add
             if not hit & sign:
                 continue
-            for c in range(first, min(last, width)):
-                found = np.int64(lanes[r, c]) & top
-                if found > code:
+            for w in range(first, last):
+                if not ((words[r, w] & magnitude) + add) & sign:
+                    continue
+                for c in range(w * per_word, min((w + 1) * per_word, width)):
+                    found = np.int64(lanes[r, c]) & top
+                    if found <= code:
+                        continue
                     score = np.uint32(found << 16 if bits == 16 else found).view(np.float32)
                     largest = score / (1 - output) + slack
                     if largest < _need(plain, weighted, every, proven, inverse[c]):
@@ -137,7 +141,12 @@ def _read_tile(
                         for leaf in range(heaps.shape[0]):
                             if not signed or (leaf == 1) == negative:
                                 _push(heaps[leaf, r], value)
-                        proven = _least_bound(heaps, r)
+                        raised = _least_bound(heaps, r)
+                        if raised > proven:
+                            proven = raised
+                            need = _need(plain, weighted, every, proven, most_inverse[b])
+                            code = _code_below((need - slack) * (1 - output), bits)
+                            add = np.uint64(top - code) * one
     return count, rows
 
 

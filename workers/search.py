@@ -103,7 +103,9 @@ def _top_per_source(rule: Rule, rows: Operand, columns: Operand) -> list[Candida
 
 
 def _united(parts: list[Candidates], columns: int) -> Candidates:
-    """All of them by row and column, each pair once."""
+    """All of them, each pair once."""
     found = Candidates.joined(parts)
+    if len(parts) == 1:
+        return found
     _, first = np.unique(found.row.astype(np.int64) * columns + found.column, return_index=True)
     return found.where(first)

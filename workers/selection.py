@@ -19,10 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from ingest.rules import Absolute, All_, Any_, Everything, Rule, Top, Z
 from workers.operands import RowBounds
-from workers.pairs import Pairs
+from workers.pairs import Pairs, packed
 
 __all__ = ["Norms", "conjunctions", "filter_bounds", "keeps", "local_choice", "ranks", "tops", "within_top"]
 
@@ -111,16 +112,35 @@ def _leaf_mask(leaf: Rule, pairs: Pairs) -> np.ndarray:
     raise TypeError(f"{leaf} is no leaf with a threshold")
 
 
-def ranks(size: np.ndarray, pairs: Pairs, groups: tuple[np.ndarray, ...]) -> np.ndarray:
-    """1, 2 … of each pair within its group, by falling size, ties by identity."""
-    order = np.lexsort((*pairs.identity[::-1], -size, *groups[::-1]))
-    place = np.arange(len(order))
-    new = np.ones(len(order), bool)
-    if len(order):
-        new[1:] = np.any([key[order][1:] != key[order][:-1] for key in groups], axis=0)
-    rank = np.empty(len(order), np.int32)
-    rank[order] = place - np.maximum.accumulate(np.where(new, place, 0)) + 1
+@njit(nogil=True, cache=True)
+def _ranks(group, groups, size):
+    """1, 2 … within each group by falling size, ties in the order given: a counting sort, then group by
+    group."""
+    first = np.zeros(groups + 1, np.int64)
+    for g in group:
+        first[g + 1] += 1
+    for g in range(groups):
+        first[g + 1] += first[g]
+    fill = first[:-1].copy()
+    member = np.empty(group.shape[0], np.int64)
+    for n in range(group.shape[0]):
+        member[fill[group[n]]] = n
+        fill[group[n]] += 1
+    rank = np.empty(group.shape[0], np.int32)
+    for g in range(groups):
+        one = member[first[g] : first[g + 1]]
+        for place, n in enumerate(np.argsort(-size[one], kind="mergesort")):
+            rank[one[n]] = place + 1
     return rank
+
+
+def ranks(size: np.ndarray, groups: tuple[np.ndarray, ...]) -> np.ndarray:
+    """1, 2 … of each pair within its group, by falling size, ties in the order given (so: by identity)."""
+    key = packed(groups)
+    if key is None or (len(key) and key.max() > 4 * len(key) + (1 << 20)):
+        parts = np.stack(groups, axis=1) if key is None else key
+        key = np.unique(parts, axis=0, return_inverse=True)[1].reshape(-1)
+    return _ranks(key, int(key.max()) + 1 if len(key) else 0, size.astype(np.float64))
 
 
 def within_top(top: Top, pairs: Pairs, source_layer: np.ndarray) -> np.ndarray:
@@ -134,12 +154,11 @@ def within_top(top: Top, pairs: Pairs, source_layer: np.ndarray) -> np.ndarray:
         "target×head": (*row, pairs.layer, pairs.head),
         "source": (pairs.source_dictionary, pairs.source),
     }[top.per]
-    return (ranks(pairs.size, pairs, groups) <= top.k) & (pairs.size > 0)
+    return (ranks(pairs.size, groups) <= top.k) & (pairs.size > 0)
 
 
 def local_choice(rule: Rule, pairs: Pairs, source_layer: np.ndarray) -> np.ndarray:
-    """Mask of the pairs that the rule may keep, judged among these alone: no top-k member is outranked by
-    fewer."""
+    """Mask of the pairs that the rule may keep, judged among these alone; they are sorted by identity."""
     if isinstance(rule, Everything):
         return np.ones(len(pairs), bool)
     mask = np.zeros(len(pairs), bool)

@@ -51,8 +51,8 @@ def direct_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
         parts.append(direct_pairs(found, place, writers, readers))
         _survey(survey, writers, readers, search.bounds(layer=source.layer))
     with PairWriter(out) as writer:
-        pairs = Pairs.joined(parts)
-        pairs = pairs.where(local_choice(rule, pairs, layers)).sorted()
+        pairs = Pairs.joined(parts).sorted()
+        pairs = pairs.where(local_choice(rule, pairs, layers))
         for place, source in enumerate(sources):
             writer.write(source.hash, target.hash, pairs.where(pairs.source_dictionary == place))
     return Done({"survey": survey.rows})

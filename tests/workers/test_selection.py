@@ -73,8 +73,8 @@ def search(rule: Rule, sources: list[Writers], target: Readers) -> Pairs:
     for source in sources:
         looking.read(target.operand, source.operand, layer=source.entry.layer // 2)
     parts = [direct_pairs(found, n, sources[n], target) for n, found in enumerate(looking.finish())]
-    pairs = Pairs.joined(parts)
-    pairs = pairs.where(local_choice(rule, pairs, layers)).sorted()
+    pairs = Pairs.joined(parts).sorted()
+    pairs = pairs.where(local_choice(rule, pairs, layers))
     members = {top: within_top(top, pairs, layers) for top in tops(rule, per_source=True)}
     return pairs.where(keeps(rule, pairs, layers, members)).sorted()
 
