@@ -66,7 +66,7 @@ def export(
     only these relationships. Raises AtlasError; then `out` is as it was.
     """
     format = _format(out, format)
-    chosen = tuple(types or RELATIONSHIPS)
+    chosen = tuple(types or (type for type in RELATIONSHIPS if type != "USED" or format != "graphml"))
     for type in chosen:
         if type not in RELATIONSHIPS:
             raise AtlasError(f"{type}: no type of relationship; there are {', '.join(RELATIONSHIPS)}")

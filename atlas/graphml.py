@@ -50,7 +50,7 @@ class GraphMLWriter:
             '<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n'
         )
         for domain, tables in (("node", nodes), ("edge", edges)):
-            self._declare(domain, "label" if domain == "node" else "type", "string")
+            self._declare(domain, "labels" if domain == "node" else "type", "string")
             for column in (column for columns in tables.values() for column in columns):
                 self._declare(domain, column.name, _TYPES.get(column.kind, "string"))
         self._file.write('<graph edgedefault="directed">\n')
@@ -63,7 +63,7 @@ class GraphMLWriter:
 
     def node(self, key: str, label: str, values: Mapping[str, Any]) -> None:
         """One node; `key` is its id in the file."""
-        self._element("node", f"id={_attribute(key)}", {"label": label, **values})
+        self._element("node", f"id={_attribute(key)}", {"labels": label, **values})
 
     def edge(self, source: str, target: str, type: str, values: Mapping[str, Any]) -> None:
         """One edge between two nodes' keys."""

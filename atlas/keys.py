@@ -206,7 +206,7 @@ def find_tokens(text: str, store: Store, *, most: int = 8) -> list[TokenName]:
 
 
 def _unquoted(text: str) -> str:
-    if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"":
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         try:
             return str(ast.literal_eval(text))
         except (ValueError, SyntaxError):

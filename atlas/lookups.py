@@ -18,7 +18,8 @@ __all__ = ["FEATURE_TYPES", "embeds", "head_answer", "neighbours", "promoted_by_
            "promotes", "search_answer"]  # fmt: skip
 
 FEATURE_TYPES = ("DIRECT", "VIA_HEAD")
-NEIGHBOUR_COLUMNS = ("feature", "type", "head", "reading", "weight", "z", "rank_in", "rank_out", "promotes")
+VIA = "via: the type of edge, or the head of a VIA_HEAD edge"
+NEIGHBOUR_COLUMNS = ("feature", "via", "reading", "weight", "z", "rank_in", "rank_out", "promotes")
 
 
 def neighbours(
@@ -79,21 +80,12 @@ def neighbours(
     rows = rows[:limit] if limit else rows
     said = promoted_by_feature(store, [row[0] for row in rows])
     shown = [
-        (
-            key,
-            type,
-            f"L{l:02d}.H{h:02d}" if h >= 0 else None,
-            reading,
-            weight,
-            z,
-            rank_in,
-            rank_out,
-            said.get(id, []),
-        )
-        for id, key, type, l, h, reading, weight, z, rank_in, rank_out in rows
+        (key, f"L{l:02d}.H{h:02d}" if h >= 0 else type, reading, weight, z, *ranks, said.get(id, []))
+        for id, key, type, l, h, reading, weight, z, *ranks in rows
     ]
     where = f"{'downstream of' if direction == 'down' else 'upstream of'} {feature['key']}"
-    notes = [f"{len(rows)} of {total:,} kept edges"] if total > len(rows) else []
+    notes = [VIA] if any(row[2] == "VIA_HEAD" for row in rows) else []
+    notes += [f"{len(rows)} of {total:,} kept edges"] if total > len(rows) else []
     return Table.of(f"{where}, by |{by}|", NEIGHBOUR_COLUMNS, shown, notes=notes)
 
 

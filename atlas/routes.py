@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atlas.answers import Answer, Table, visible
 from atlas.errors import AtlasError
-from atlas.lookups import FEATURE_TYPES, keys_of_features, promoted_by_feature
+from atlas.lookups import FEATURE_TYPES, VIA, keys_of_features, promoted_by_feature
 
 if TYPE_CHECKING:
     from atlas.api import Atlas
@@ -21,7 +21,7 @@ NOTE = (
     " what could flow between its ends, not what caused anything on a prompt. The search is exact over the"
     " edges kept."
 )
-COLUMNS = ("path", "product", "edge", "head", "reading", "weight", "to", "promotes")
+COLUMNS = ("path", "product", "via", "reading", "weight", "to", "promotes")
 
 
 def paths_answer(
@@ -80,16 +80,18 @@ def _table(atlas: Atlas, graph: WeightGraph, paths: Sequence[Path]) -> Table:
     rows: list[tuple[Any, ...]] = []
     for number, path in enumerate(paths, start=1):
         start = path.start
-        token = start.token
-        edge_name, weight = ("from", None) if token is None else (f"{visible(token)} EMBEDS", start.weight)
+        if start.token is not None:
+            rows.append((number, path.product, "from", None, None, visible(start.token), []))
+        via, weight = ("from", None) if start.token is None else ("EMBEDS", start.weight)
         to = keys[start.node], said.get(start.node, [])
-        rows.append((number, path.product, edge_name, None, start.reading, weight, *to))
+        rows.append((number, path.product, via, start.reading, weight, *to))
         for edge in path.edges:
             reading, head = graph.through(edge)
-            through = None if head is None else f"L{head[0]:02d}.H{head[1]:02d}"
+            via = edge.type if head is None else f"L{head[0]:02d}.H{head[1]:02d}"
             to = keys[edge.target], said.get(edge.target, [])
-            rows.append((number, path.product, edge.type, through, reading, edge.weight, *to))
+            rows.append((number, path.product, via, reading, edge.weight, *to))
         if path.end.token is not None:
-            to = visible(path.end.token), []
-            rows.append((number, path.product, "PROMOTES", None, None, path.end.weight, *to))
-    return Table.of("", COLUMNS, rows)
+            rows.append(
+                (number, path.product, "PROMOTES", None, path.end.weight, visible(path.end.token), [])
+            )
+    return Table.of("", COLUMNS, rows, notes=(VIA,) if rows else ())

@@ -122,7 +122,8 @@ def _run(given: list[str], debug: bool) -> int:
     except (click.Abort, KeyboardInterrupt) as interrupt:
         if debug and not isinstance(interrupt, click.Abort):
             raise
-        resumable = getattr(interrupt, "report", None) is not None or getattr(interrupt, "resumable", False)
+        cause = interrupt.__cause__ or interrupt  # click turns KeyboardInterrupt into Abort
+        resumable = getattr(cause, "report", None) is not None or getattr(cause, "resumable", False)
         print(PLAN_INTERRUPTED if resumable else "interrupted", file=sys.stderr)
         return 130
 

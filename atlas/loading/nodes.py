@@ -16,7 +16,7 @@ from atlas.folder import AtlasFolder
 from atlas.loading.artifact_files import ArtifactFile, distinct_rows
 from atlas.loading.ids import Blocks
 from atlas.loading.runs import RunManifest
-from atlas.schema import NODES
+from atlas.schema import NODES, artifact_schema
 
 __all__ = ["Block", "NodeRows", "head_rows", "node_rows"]
 
@@ -60,7 +60,7 @@ def node_rows(
     """
     step_ids, step_table = _steps(folder, runs, blocks)
     run_table, used = _runs(runs, step_ids, blocks)
-    read = {table: _gather(own, step_ids) for table, own in files.items() if table.islower()}
+    read = {table: _gather(table, own, step_ids) for table, own in files.items() if table.islower()}
 
     models = distinct_rows(read["models"], ["hash"], "the model")
     names = dict(zip(models["hash"].to_pylist(), models["name"].to_pylist(), strict=True))
@@ -125,15 +125,15 @@ def _rows(label: str, given: pa.Table, **derived: Any) -> pa.Table:
     return pa.table(columns)
 
 
-def _gather(files: list[ArtifactFile], step_ids: Mapping[str, int]) -> pa.Table:
-    """The rows of all files of one table, each with the id of its step."""
+def _gather(table: str, files: list[ArtifactFile], step_ids: Mapping[str, int]) -> pa.Table:
+    """The rows of all files of one table, each with the id of its step; none where the last run was removed."""
     parts = []
     for file in files:
         rows = file.read()
         parts.append(rows.append_column("step", pa.array(np.full(len(rows), step_ids[file.step]))))
     if parts:
         return pa.concat_tables(parts).unify_dictionaries()
-    return pa.table({"step": pa.array([], pa.int64())})
+    return artifact_schema(table).empty_table().append_column("step", pa.array([], pa.int64()))
 
 
 def _single_ids(blocks: Blocks, label: str, owners: Any) -> list[int]:
