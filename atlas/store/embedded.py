@@ -17,7 +17,7 @@ from atlas.errors import AtlasError
 from atlas.folder import AtlasFolder
 from atlas.schema import NODES, RELATIONSHIPS
 from atlas.store.base import Store
-from atlas.store.guard import Token, check_parameters, check_query
+from atlas.store.guard import Token, check_parameters, check_query, check_survivable
 from atlas.store.result import Result
 
 __all__ = ["EmbeddedStore"]
@@ -66,6 +66,7 @@ class EmbeddedStore(Store):
     ) -> Result:
         found = check_query(cypher)
         parameters = dict(parameters or {})
+        check_survivable(found)
         check_parameters(found, parameters)
         if self._database.is_closed:
             raise AtlasError(f"{self.uri}: this store is closed")
@@ -74,6 +75,8 @@ class EmbeddedStore(Store):
         try:
             if timeout is not None:
                 connection.set_query_timeout(max(1, int(timeout * 1000)))
+            if _may_close_a_cycle(found):
+                _check_plan(connection, cypher, parameters)
             answer = connection.execute(cypher, parameters)
             if isinstance(answer, list):  # several statements; the guard admits one
                 raise AtlasError("one query at a time")
@@ -110,6 +113,23 @@ def _with_integers(
             literal = str(whole[name]) if whole[name] >= 0 else f"({whole[name]})"
             cypher = cypher[: token.start] + literal + cypher[end:]
     return cypher, {name: value for name, value in parameters.items() if name not in whole}
+
+
+def _may_close_a_cycle(found: Sequence[Token]) -> bool:
+    """Whether the query has three relationships or more: each is written with two dashes."""
+    return found[0].keyword not in ("EXPLAIN", "PROFILE") and sum(token.text == "-" for token in found) >= 6
+
+
+def _check_plan(connection: ladybug.Connection, cypher: str, parameters: dict[str, Any]) -> None:
+    """Refuses a query for which the engine plans its join of cyclic patterns: it counts two edges between the
+    same nodes (of two readings, through two heads) as one. Taking the cycle apart gives another join.
+    """
+    plan = connection.execute(f"EXPLAIN {cypher}", parameters)
+    if not isinstance(plan, list) and any("INTERSECT" in str(line) for line in plan.get_all()):
+        raise AtlasError(
+            "the engine answers patterns that close a cycle wrongly where two edges join the same nodes; "
+            "close it after a WITH: MATCH (a)-[r]->(b)-[s]->(c) WITH a, b, c, r, s MATCH (a)-[t]->(c) …"
+        )
 
 
 def _needs_translation(type: str) -> bool:
@@ -155,6 +175,9 @@ def _explain(error: RuntimeError, timeout: float | None) -> str:
         return f"the query was stopped{limit}; bound it (LIMIT, fewer hops) or give it a longer timeout"
     if match := re.search(r"Cannot find property (\S+) for (\S+?)\.?$", line):
         known = sorted({name for own in _PROPERTIES.values() for name in own})
+        having = [name for name, own in _PROPERTIES.items() if match[1] in own]
+        if having:
+            return f"no property {match[1]} on {match[2]}; it is one of {', '.join(having)}"
         return f"no property {match[1]} on {match[2]}{_nearest(match[1], known)}"
     if match := re.search(r"Table (\S+) does not exist", line):
         return f"no label or type {match[1]}{_nearest(match[1], list(_PROPERTIES))}"

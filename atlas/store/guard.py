@@ -16,7 +16,7 @@ from typing import Any
 
 from atlas.errors import AtlasError
 
-__all__ = ["Token", "check_parameters", "check_query", "tokens"]
+__all__ = ["Token", "check_parameters", "check_query", "check_survivable", "tokens"]
 
 _TOKEN = re.compile(
     r"""
@@ -106,7 +106,7 @@ def _unless_key(token: Token, following: Token | None) -> Token:
 
 
 def check_query(cypher: str) -> list[Token]:
-    """Raises `AtlasError` unless the query is one statement that reads and that the engine survives."""
+    """The tokens of the query. Raises `AtlasError` unless it is one statement that only reads."""
     found = tokens(cypher)
     while found and found[-1].text == ";":
         found.pop()
@@ -123,7 +123,6 @@ def check_query(cypher: str) -> list[Token]:
             raise AtlasError("LOAD reads files; queries only read the atlas")
         if token.keyword == "CALL" and after is not None:
             _check_call(found[i + 1 :])
-    _check_survivable(found)
     return found
 
 
@@ -178,7 +177,7 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(name.lower() for name in names))
 
 
-def _projections(found: list[Token]) -> Iterator[list[Token]]:
+def _projections(found: Sequence[Token]) -> Iterator[list[Token]]:
     """The tokens of each WITH and RETURN, up to the next clause of the same depth."""
     for i, token in enumerate(found):
         if token.keyword not in ("WITH", "RETURN"):
@@ -193,21 +192,58 @@ def _projections(found: list[Token]) -> Iterator[list[Token]]:
         yield part
 
 
-def _check_survivable(found: list[Token]) -> None:
-    """Refuses what corrupts the embedded engine's memory."""
+def check_survivable(found: Sequence[Token]) -> None:
+    """Refuses what the embedded engine (ladybug 0.18.3) crashes on or answers wrongly.
+
+    - count(DISTINCT …) beside collect(…) in one projection corrupts its memory;
+    - in a projection with grouping keys, an aggregate after a DISTINCT one comes out as 0 or null.
+    """
     for part in _projections(found):
-        calls = [
-            (token.keyword, part[i + 2].keyword == "DISTINCT")
-            for i, token in enumerate(part[:-2])
-            if token.keyword and part[i + 1].text == "("
-        ]
-        collects = any(name == "COLLECT" for name, _ in calls)
-        distinct = [name for name, is_distinct in calls if is_distinct and name != "COLLECT"]
-        if collects and distinct:
+        items = _items(part)
+        calls = [call for item in items for call in item]
+        distinct = [call for call in calls if call.distinct]
+        if any(call.name == "COLLECT" and not call.distinct for call in calls) and distinct:
             raise AtlasError(
-                f"{distinct[0].lower()}(DISTINCT …) together with collect(…) in one WITH or RETURN corrupts "
-                "the engine's memory; put them into two (WITH … collect(…) AS list, then the other)"
+                f"{distinct[0]} together with collect(…) in one WITH or RETURN corrupts the engine's memory; "
+                "put them into two (WITH … collect(…) AS list, then the other)"
             )
+        grouped = any(not item for item in items)
+        plain = [i for i, call in enumerate(calls) if not call.distinct]
+        if grouped and distinct and plain and plain[-1] > calls.index(distinct[0]):
+            raise AtlasError(
+                f"{calls[plain[-1]]} after {distinct[0]} in a WITH or RETURN with grouping keys is answered "
+                f"wrongly by the engine; put the DISTINCT ones last"
+            )
+
+
+_AGGREGATES = {"COUNT", "SUM", "AVG", "MIN", "MAX", "COLLECT", "PERCENTILEDISC", "COUNT_STAR"}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An aggregate in a projection."""
+
+    name: str
+    distinct: bool
+
+    def __str__(self) -> str:
+        return f"{self.name.lower()}({'DISTINCT ' if self.distinct else ''}…)"
+
+
+def _items(part: Sequence[Token]) -> list[list[_Call]]:
+    """The aggregates of each item of a projection, its ORDER BY included; an item without any is a key."""
+    items: list[list[_Call]] = [[]]
+    depth = part[0].depth if part else 0
+    beyond = False
+    for i, token in enumerate(part):
+        if token.depth == depth and token.keyword in ("ORDER", "SKIP", "LIMIT"):
+            beyond = True  # what stands there is no grouping key, but its aggregates count
+        if token.text == "," and token.depth == depth and not beyond:
+            items.append([])
+        called = i + 2 < len(part) and part[i + 1].text == "("
+        if called and token.keyword in _AGGREGATES:
+            items[-1].append(_Call(token.keyword, part[i + 2].keyword == "DISTINCT"))
+    return items
 
 
 def check_parameters(found: Sequence[Token], parameters: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from atlas.errors import AtlasError
-from atlas.store.guard import check_parameters, check_query
+from atlas.store.guard import check_parameters, check_query, check_survivable
 
 READING = [
     "MATCH (f:Feature) WHERE f.key = 'CREATE (x) DELETE y' RETURN f.set",
@@ -101,7 +101,38 @@ def test_an_open_quote_is_named_with_its_place(cypher: str) -> None:
 )
 def test_distinct_aggregates_beside_collect_are_refused_with_the_reason(cypher: str) -> None:
     with pytest.raises(AtlasError, match="corrupts"):
-        check_query(cypher)
+        check_survivable(check_query(cypher))
+
+
+@pytest.mark.parametrize(
+    "cypher",
+    [
+        "MATCH (a) RETURN a.key, count(DISTINCT a.id), count(*)",
+        "MATCH (a) WITH a.key AS k, sum(DISTINCT a.id) AS s, max(a.id) AS m RETURN k",
+        "MATCH (a) RETURN a.key, count(DISTINCT a.id) AS n ORDER BY sum(a.id)",
+        "MATCH (a) RETURN a.key, count(*) AS n, count(DISTINCT a.id), min(a.key)",
+        "MATCH (a) WITH a, collect(DISTINCT a.id) AS ids, avg(a.id) AS mean RETURN mean",
+        "MATCH (a) RETURN a.key, count(DISTINCT a.id) / count(*) AS share",
+    ],
+)
+def test_grouped_aggregates_after_distinct_ones_are_refused_with_the_reason(cypher: str) -> None:
+    """Version 0.18.3 answers them with 0 and null, or crashes."""
+    with pytest.raises(AtlasError, match="put the DISTINCT ones last"):
+        check_survivable(check_query(cypher))
+
+
+@pytest.mark.parametrize(
+    "cypher",
+    [
+        "MATCH (a) RETURN a.key, count(*), max(a.id), count(DISTINCT a.id)",
+        "MATCH (a) RETURN count(DISTINCT a.id), count(*)",
+        "MATCH (a) WITH a.key AS k, count(DISTINCT a.id) AS n RETURN k, count(*)",
+        "MATCH (a) RETURN a.key, count(*) AS n, count(DISTINCT a.id), sum(DISTINCT a.id) ORDER BY n LIMIT 3",
+        "MATCH (a) RETURN a.key, collect(DISTINCT a.id) AS x, count(DISTINCT a.id) AS n",
+    ],
+)
+def test_aggregates_that_the_engine_gets_right_pass(cypher: str) -> None:
+    check_survivable(check_query(cypher))
 
 
 def check(cypher: str, **parameters: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from atlas.errors import AtlasError
 from atlas.schema import NODES, RELATIONSHIPS
 from atlas.store import open_store
+from atlas.store.guard import tokens
 from tests.atlas.conftest import Toy
 
 
@@ -103,6 +105,7 @@ def test_small_numbers_as_parameters_do_not_overflow(toy: Toy) -> None:
         ("MATCH (f:Feature) RETURN f.wieght", r"no property wieght on f; did you mean .*weight"),
         ("MATCH (f:Featur) RETURN f", r"no label or type Featur; did you mean Feature"),
         ("MATCH ()-[r:VIAHEAD]->() RETURN r", r"no label or type VIAHEAD; did you mean VIA_HEAD"),
+        ("MATCH (t:Token) RETURN t.write_norm", r"no property write_norm on t; it is one of Feature"),
         ("MATCH (f:Feature RETURN f", r"does not parse: .*line 1, character \d+"),
         ("MATCH (f:Feature) RETURN g", r"g"),
         ("MATCH (f:Feature) RETURN f.layer + {a: 1}", r"\+"),
@@ -113,6 +116,27 @@ def test_mistakes_are_one_line_with_what_to_do(toy: Toy, cypher: str, says: str)
     with pytest.raises(AtlasError, match=says) as raised:
         toy.store.query(cypher)
     assert "\n" not in str(raised.value) and "exception" not in str(raised.value)
+
+
+def test_a_cycle_is_refused_where_the_engine_loses_edges_and_its_remedy_is_right(toy: Toy) -> None:
+    """Counted from the edges: a pair of nodes is joined by several."""
+    edges = toy.model.edges["DIRECT"]
+    joined = Counter(zip(edges["source"].tolist(), edges["target"].tolist(), strict=True))
+    loops = sum(
+        n * m * joined[a, c] for (a, b), n in joined.items() for (other, c), m in joined.items() if other == b
+    )
+    first, last = (
+        "MATCH (a:Feature)-[r:DIRECT]->(b:Feature)-[s:DIRECT]->(c:Feature)",
+        "MATCH (a)-[t:DIRECT]->(c)",
+    )
+    apart = toy.store.query(f"{first} WITH a, b, c, r, s {last} RETURN count(*) AS n")
+    assert apart.rows == ((loops,),)
+    if toy.store.uri.startswith("neo4j"):
+        assert toy.store.query(f"{first} {last} RETURN count(*) AS n").rows == ((loops,),)
+        return
+    for cypher in (f"{first} {last} RETURN count(*)", f"{first}<-[t:DIRECT]-(a) RETURN count(*)"):
+        with pytest.raises(AtlasError, match="close it after a WITH"):
+            toy.store.query(cypher)
 
 
 def test_a_query_that_takes_too_long_is_stopped(toy: Toy) -> None:
@@ -126,7 +150,7 @@ def test_a_query_that_takes_too_long_is_stopped(toy: Toy) -> None:
 
 def test_the_database_itself_refuses_to_write(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second wall, for what the guard might miss."""
-    monkeypatch.setattr("atlas.store.embedded.check_query", lambda cypher: [])
+    monkeypatch.setattr("atlas.store.embedded.check_query", tokens)
     for cypher in (
         "CREATE (:Feature {id: -1})",
         "MATCH (f:Feature) SET f.layer = 1",
