@@ -134,7 +134,7 @@ class ThroughHead:
 
     def operand(self, device: str) -> Operand:
         """For the filter."""
-        return Operand(divided(self.a, self.norms.length), self.norms.weight, device)
+        return Operand(self.a, self.norms.length, self.norms.weight, device)
 
     def pairs(self, found: Candidates, b: np.ndarray, readers: Readers) -> Pairs:
         """The candidates (row = reader, column = stacked source) with their exact weights. b: ρ Q
@@ -193,9 +193,7 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
             blocks: list[tuple[int, int]] = []
             for place, number in enumerate(numbers):
                 context.check_cancelled()
-                rows = Operand(
-                    divided(b[:, place], readers.norms.length), readers.norms.weight, context.device
-                )
+                rows = Operand(b[:, place], readers.norms.length, readers.norms.weight, context.device)
                 for first, last, source_layer in _blocks(rule, stacked, layers):
                     search.read(
                         rows,

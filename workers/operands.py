@@ -15,14 +15,10 @@ __all__ = ["BFLOAT16", "FLOAT32", "Candidates", "Operand", "Precision", "RowBoun
 
 @dataclass(frozen=True)
 class Precision:
-    """Type of the filter's product and how far it may be off."""
+    """Type of the filter's product, and its relative rounding unit."""
 
     dtype: torch.dtype
     unit: float
-
-    def margin(self, width: int) -> float:
-        """Largest |fl(x) - x| / (|â||b̂|) before the output is rounded; operands come from float64."""
-        return 2 * self.unit + self.unit**2 + (width + 4) * 2.0**-23
 
     @property
     def output(self) -> float:
@@ -66,27 +62,70 @@ class Candidates:
         return Candidates(self.row[keep], self.column[keep], self.score[keep])
 
 
-class Operand:
-    """One side of the scores: unit vectors, or, for rows, vectors of length `reach` at most 1.
+@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
+def _round_rows(vectors, length, low, bits):
+    """Divides rows by their lengths and rounds them: (|row / length|, |low - row / length|), float64 (N,).
 
-    vectors (N, K) float64 as they enter the score; weight (N,) float64, what a column's score is multiplied
-    by under weighted bounds; reach (N,) float64, the vectors' norms.
+    low: (N, K) float32, of which the upper half of each number is bfloat16 where bits is 16.
+    """
+    reach, rounding = np.empty(len(vectors)), np.empty(len(vectors))
+    codes = low.view(np.uint32)
+    for n in range(vectors.shape[0]):
+        inverse = 1 / length[n] if length[n] > 0 else 0.0
+        for k in range(vectors.shape[1]):
+            low[n, k] = np.float32(vectors[n, k] * inverse)
+        if bits == 16:  # to the nearest, ties to even
+            for k in range(vectors.shape[1]):
+                code = codes[n, k]
+                codes[n, k] = (
+                    code + np.uint32(0x7FFF) + ((code >> np.uint32(16)) & np.uint32(1))
+                ) & np.uint32(0xFFFF0000)
+        size, off = 0.0, 0.0
+        for k in range(vectors.shape[1]):
+            exact = vectors[n, k] * inverse
+            size += exact * exact
+            off += (low[n, k] - exact) ** 2
+        reach[n], rounding[n] = np.sqrt(size), np.sqrt(off)
+    return reach, rounding
+
+
+class Operand:
+    """One side of the scores: vectors (N, K) float64 over their lengths (N,), so of norm 1, or, where the
+    lengths are another space's, of norm `reach` ≤ 1.
+
+    weight (N,): what a column's score is multiplied by under weighted bounds. rounding (N,): how far each
+    rounded vector is from the exact one, found when it was rounded; both norms with room for their own
+    rounding.
     """
 
-    def __init__(self, vectors: np.ndarray, weight: np.ndarray | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, vectors: np.ndarray, length: np.ndarray, weight: np.ndarray | None = None, device: str = "cpu"
+    ) -> None:
         self.device = device
         self.precision = precision(device)
         self.width = vectors.shape[1]
-        self.reach = np.sqrt(np.einsum("nk,nk->n", vectors, vectors)) * (1 + 1e-12)
+        low = np.empty(vectors.shape, np.float32)
+        bits = 8 * self.precision.dtype.itemsize
+        self.reach, self.rounding = (x * (1 + 1e-9) for x in _round_rows(vectors, length, low, bits))
         self.weight = np.ones(len(vectors)) if weight is None else weight
-        self.low = torch.from_numpy(vectors).to(torch.float32).to(device, self.precision.dtype)
+        self.low = torch.from_numpy(low).to(device, self.precision.dtype)
 
     def part(self, first: int, last: int) -> Operand:
         """Some of its vectors, sharing memory."""
         part = copy(self)
         part.reach, part.weight = self.reach[first:last], self.weight[first:last]
-        part.low = self.low[first:last]
+        part.rounding, part.low = self.rounding[first:last], self.low[first:last]
         return part
+
+    def slack(self, columns: Operand) -> np.ndarray:
+        """(R,) how far a low-precision product with any column may be off, before it is rounded itself.
+
+        |ã·b̃ - a·b| ≤ |ã - a||b| + |a||b̃ - b| + |ã - a||b̃ - b|, and K 2⁻²³|ã||b̃| for K terms summed in
+        float32.
+        """
+        worst = float(columns.rounding.max(initial=0))
+        summing = (self.width + 4) * 2.0**-23 * (1 + worst)
+        return self.reach * (worst + summing) + self.rounding * (1 + worst + summing)
 
     def __len__(self) -> int:
         return len(self.reach)
@@ -140,28 +179,26 @@ class RowBounds:
 
     def remaining(self, found: Candidates, rows: Operand, columns: Operand) -> Candidates:
         """The candidates without those that the bounds, raised since, rule out."""
-        kind = rows.precision
-        gone = self._outgrown(found, columns.weight, rows.reach, kind.margin(rows.width), kind.output)
+        gone = self.outgrown(found, columns.weight, rows.slack(columns), rows.precision.output)
         return found.where(~gone) if gone.any() else found
 
-    def _outgrown(
-        self, found: Candidates, weight: np.ndarray, reach: np.ndarray, margin: float, output: float
-    ) -> np.ndarray:
+    def outgrown(self, found: Candidates, weight: np.ndarray, slack: np.ndarray, output: float) -> np.ndarray:
+        """Mask of the candidates that the bounds rule out. weight, slack: of the columns and the rows."""
         return _outgrown(
-            found.row, found.column, found.score, weight, reach, margin, output,
+            found.row, found.column, found.score, weight, slack, output,
             self.floor, self.weighted_floor, self.every, self.heaps, self.signed,
         )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
 def _outgrown(
-    row, column, score, weight, reach, margin, output, floor, weighted_floor, every, heaps, signed
+    row, column, score, weight, slack, output, floor, weighted_floor, every, heaps, signed
 ):  # fmt: skip
     """Mask of the candidates that cannot pass the bounds as they stand."""
     gone = np.empty(row.shape[0], np.bool_)
     for n in range(row.shape[0]):
         r = row[n]
-        largest = abs(np.float64(score[n])) / (1 - output) + margin * reach[r]
+        largest = abs(np.float64(score[n])) / (1 - output) + slack[r]
         size = largest * weight[column[n]]
         plain, weighted = largest > floor[r], size > weighted_floor[r]
         keep = (plain and weighted) if every else (plain or weighted)

@@ -7,10 +7,11 @@ integer addition for four scores, and only blocks that hold a candidate are look
 A pair is a candidate unless rounding alone cannot explain its missing the threshold, so nothing that passes
 exactly is lost:
 
-    |fl(x_ij) - x_ij| ≤ margin reach_j + output |fl(x_ij)|
+    |fl(x_ij) - x_ij| ≤ slack_j + output |fl(x_ij)|
 
-bfloat16 keeps 8 bits (unit u = 2⁻⁸): both roundings of the input make 2u + u², float32 accumulation over K
-terms at most K 2⁻²³, and the product is returned in bfloat16, another u of itself.
+slack (`Operand.slack`) is made of what rounding the vectors really did to them, known when they were rounded:
+for bfloat16 (8 bits, unit u = 2⁻⁸) about 0.8 u of their lengths, where the worst case would be 2u + u². The
+product is returned in bfloat16, another u of itself.
 
 Running top-k bounds: each row may carry heaps of its k largest proven scores; the smallest of them is a lower
 bound on what enters the row's top k, raised while the block is read.
@@ -79,9 +80,61 @@ def _need(plain, weighted, every, proven, inverse):
     return min(max(plain, weighted) if every else min(plain, weighted), proven * inverse)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _more_than(words, code, negative, signed, bits):
+    """How many lanes exceed a code, of one sign where `signed`."""
+    if bits == 16:
+        magnitude, one = np.uint64(0x7FFF7FFF7FFF7FFF), np.uint64(0x0001000100010001)
+    else:
+        magnitude, one = np.uint64(0x7FFFFFFF7FFFFFFF), np.uint64(0x0000000100000001)
+    add = np.uint64((1 << (bits - 1)) - 1 - code) * one
+    shift = np.uint64(bits - 1)
+    flip = np.uint64(0) if negative else ~np.uint64(0)
+    any_sign = np.uint64(0) if signed else ~np.uint64(0)
+    total = np.uint64(0)
+    for w in range(words.shape[0]):
+        total += ((((words[w] & magnitude) + add) & ((words[w] ^ flip) | any_sign)) >> shift) & one
+    count = np.int64(0)
+    for _ in range(64 // bits):
+        count += np.int64(total & np.uint64((1 << (bits - 1)) - 1))
+        total >>= np.uint64(bits)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _seed(words, heaps, row, signed, reach, slack, output, lightest, bits):
+    """A first bound on the row's top-k scores: what at least k lanes of this tile exceed.
+
+    Found by counting lanes, before any is looked at. lightest: the smallest weight in the tile.
+    """
+    least = np.inf
+    for leaf in range(heaps.shape[0]):
+        if heaps[leaf, row, 0] > 0:
+            least = min(least, np.float64(heaps[leaf, row, 0]))
+            continue
+        size = heaps.shape[2]
+        while size > 0 and heaps[leaf, row, size - 1] < 0:
+            size -= 1
+        low, high = _code_below(reach / 128, bits), _code_below(reach * 1.02, bits)
+        if bits == 32:
+            low, high = low >> 16 << 16, high >> 16 << 16
+        step = 1 if bits == 16 else 1 << 16
+        if _more_than(words, low, leaf == 1, signed, bits) < size:
+            return 0.0
+        while high - low > step:
+            middle = low + (high - low) // (2 * step) * step
+            if _more_than(words, middle, leaf == 1, signed, bits) < size:
+                high = middle
+            else:
+                low = middle
+        score = np.uint32((low + 1) << 16 if bits == 16 else low + 1).view(np.float32)
+        least = min(least, (score / (1 + output) - slack) * lightest * (1 - 2e-6))
+    return max(least, 0.0)
+
+
 @njit(nogil=True, cache=True)
 def _read_tile(
-    lanes, words, width, weight, inverse, most_inverse, reach, margin, output,
+    lanes, words, width, weight, inverse, most_inverse, reach, slacks, output,
     floor, weighted_floor, every, heaps, signed, first_row, out_row, out_column, out_score,
 ):  # fmt: skip
     """Reads a tile from `first_row` on; stops before a row that might not fit: (candidates, next row).
@@ -101,13 +154,16 @@ def _read_tile(
     rows, columns = lanes.shape
     per_word = 64 // bits
     count = 0
+    lightest = weight.min() if weight.min() > 0.5 * weight.max() else 0.0
     for r in range(first_row, rows):
         if count + columns > out_row.shape[0]:
             return count, r
         if reach[r] == 0:
             continue
         plain, weighted, proven = floor[r], weighted_floor[r], _least_bound(heaps, r)
-        slack = margin * reach[r]
+        slack = slacks[r]
+        if proven == 0 and lightest > 0:
+            proven = _seed(words[r], heaps, r, signed, reach[r], slack, output, lightest, bits)
         for b in range(most_inverse.shape[0]):
             need = _need(plain, weighted, every, proven, most_inverse[b])
             if need > reach[r]:
@@ -150,38 +206,41 @@ def _read_tile(
     return count, rows
 
 
-def _read_scores(scores: torch.Tensor, weight: np.ndarray, reach: np.ndarray, bounds: RowBounds, kind:
-Precision,
-                 width: int) -> Candidates:  # fmt: skip
+def _read_scores(
+    scores: torch.Tensor,
+    weight: np.ndarray,
+    slack: np.ndarray,
+    reach: np.ndarray,
+    bounds: RowBounds,
+    output: float,
+) -> Candidates:
     """What `_read_tile` does, in torch operations: for devices whose memory numba does not see.
 
     scores (R, C) on any device. Top-k bounds are raised once for the whole tile.
     """
-    margin = kind.margin(width)
     size = scores.abs().double()
     w = torch.from_numpy(weight).to(scores.device)
-    r = torch.from_numpy(reach).to(scores.device)[:, None]
+    off = torch.from_numpy(slack).to(scores.device)[:, None]
     heaps = bounds.heaps
     for leaf in range(len(heaps)):
-        proven = (size / (1 + kind.output) - margin * r) * w * (1 - 1e-6)
+        proven = (size / (1 + output) - off) * w * (1 - 1e-6)
         if bounds.signed:
             proven = torch.where((scores < 0) == bool(leaf), proven, 0.0)
         k = int((heaps[leaf, 0] >= 0).sum())
         best = proven.topk(min(k, proven.shape[1]), dim=1).values.clamp(min=0).float().cpu().numpy()
         merged = np.sort(np.concatenate([heaps[leaf, :, :k], best], axis=1), axis=1)[:, -k:]
         heaps[leaf, :, :k] = merged  # ascending order is a min-heap
-    most = size / (1 - kind.output) + margin * r
+    most = size / (1 - output) + off
     floor = torch.from_numpy(bounds.floor).to(scores.device)[:, None]
     weighted = torch.from_numpy(bounds.weighted_floor).to(scores.device)[:, None]
     keep = (most > floor) & (most * w > weighted) if bounds.every else (most > floor) | (most * w > weighted)
     for leaf in range(len(heaps)):
         within = most * w * (1 + 1e-6) >= torch.from_numpy(heaps[leaf, :, :1].copy()).to(scores.device)
         keep |= within & ((scores < 0) == bool(leaf)) if bounds.signed else within
-    keep &= r > 0
+    keep &= torch.from_numpy(reach > 0).to(scores.device)[:, None]
     row, column = keep.nonzero(as_tuple=True)
-    return Candidates(
-        row.int().cpu().numpy(), column.int().cpu().numpy(), scores[row, column].float().cpu().numpy()
-    )
+    score = scores[row, column].float()
+    return Candidates(row.int().cpu().numpy(), column.int().cpu().numpy(), score.cpu().numpy())
 
 
 def scan(rows: Operand, columns: Operand, bounds: RowBounds, *, fused: bool | None = None,
@@ -192,22 +251,21 @@ def scan(rows: Operand, columns: Operand, bounds: RowBounds, *, fused: bool | No
     of how far they reach above their bound, columns by falling weight, so that what can be skipped stands
     together. `fused` None: the fused pass on the CPU, torch operations elsewhere.
     """
-    kind, width, device = rows.precision, rows.width, rows.device
+    device, output = rows.device, rows.precision.output
     if not len(rows) or not len(columns):
         return Candidates.joined([])
-    margin, output = kind.margin(width), kind.output
     column_order = np.argsort(-columns.weight, kind="stable")
     weight = columns.weight[column_order]
     with np.errstate(divide="ignore", invalid="ignore"):
         row_order = np.argsort(-(rows.reach / bounds.least(float(weight[0]))), kind="stable")
     ordered = bounds.rows(row_order)
-    reach = rows.reach[row_order]
+    reach, slack = rows.reach[row_order], rows.slack(columns)[row_order]
     a = columns.low[torch.from_numpy(column_order)] if _moved(column_order) else columns.low
     b = rows.low[torch.from_numpy(row_order)] if _moved(row_order) else rows.low
     fused = device == "cpu" if fused is None else fused
     parts: list[Candidates] = []
     held = 0
-    space = _Space(kind, tile)
+    space = _Space(rows.precision, tile)
     for first in range(0, len(a), tile[1]):
         last = min(first + tile[1], len(a))
         for top in range(0, len(b), tile[0]):
@@ -217,20 +275,18 @@ def scan(rows: Operand, columns: Operand, bounds: RowBounds, *, fused: bool | No
             able = piece.least(float(weight[first])) <= reach[part]
             if not able.any():
                 continue
+            x, y = b[part], a[first:last]
             if fused:
-                found = space.read(
-                    a[first:last], b[part], weight[first:last], reach[part], piece, margin, output
-                )
+                found = space.read(x, y, weight[first:last], slack[part], reach[part], piece, output)
             else:
-                found = [_read_scores(b[part].float() @ a[first:last].float().T if device == "cpu" else
-                b[part] @ a[first:last].T,
-                                      weight[first:last], reach[part], piece, kind, width)]  # fmt: skip
+                scores = x @ y.T if device != "cpu" else x.float() @ y.float().T
+                found = [_read_scores(scores, weight[first:last], slack[part], reach[part], piece, output)]
             parts += [Candidates(p.row + top, p.column + first, p.score) for p in found]
             held += sum(map(len, found))
             if len(ordered.heaps) and held > PRUNE_AT:
-                parts = [_kept(parts, ordered, weight, reach, margin, output)]
+                parts = [_kept(parts, ordered, weight, slack, output)]
                 held = len(parts[0])
-    left = _kept(parts, ordered, weight, reach, margin, output)
+    left = _kept(parts, ordered, weight, slack, output)
     bounds.heaps[:, row_order] = ordered.heaps
     return Candidates(
         row_order[left.row].astype(np.int32), column_order[left.column].astype(np.int32), left.score
@@ -241,12 +297,11 @@ def _moved(order: np.ndarray) -> bool:
     return bool((order[1:] < order[:-1]).any())
 
 
-def _kept(parts: list[Candidates], bounds: RowBounds, weight: np.ndarray, reach: np.ndarray, margin: float,
-          output: float) -> Candidates:  # fmt: skip
+def _kept(
+    parts: list[Candidates], bounds: RowBounds, weight: np.ndarray, slack: np.ndarray, output: float
+) -> Candidates:
     found = Candidates.joined(parts)
-    return (
-        found.where(~bounds._outgrown(found, weight, reach, margin, output)) if len(bounds.heaps) else found
-    )
+    return found.where(~bounds.outgrown(found, weight, slack, output)) if len(bounds.heaps) else found
 
 
 class _Space:
@@ -259,14 +314,25 @@ class _Space:
         self.row, self.column = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
         self.score = np.empty(capacity, np.float32)
 
-    def read(self, columns: torch.Tensor, rows: torch.Tensor, weight: np.ndarray, reach: np.ndarray,
-             bounds: RowBounds, margin: float, output: float) -> list[Candidates]:  # fmt: skip
+    def read(
+        self,
+        rows: torch.Tensor,
+        columns: torch.Tensor,
+        weight: np.ndarray,
+        slack: np.ndarray,
+        reach: np.ndarray,
+        bounds: RowBounds,
+        output: float,
+    ) -> list[Candidates]:
+        """The candidates of one tile."""
         width = len(columns)
         padded = -(-width // BLOCK) * BLOCK
         scores = self.tile.view(-1)[: len(rows) * padded].view(len(rows), padded)
-        torch.mm(rows, columns.T, out=scores[:, :width]) if width == padded else scores[:, :width].copy_(
-            rows @ columns.T
-        )
+        if width == padded:
+            torch.mm(rows, columns.T, out=scores)
+        else:
+            scores[:, :width] = rows @ columns.T
+            scores[:, width:] = 0
         lanes = scores.view(torch.int16 if scores.itemsize == 2 else torch.int32).numpy()
         lanes = lanes.view(np.uint16 if scores.itemsize == 2 else np.uint32)
         with np.errstate(divide="ignore"):
@@ -275,7 +341,7 @@ class _Space:
         parts, row, count = [], 0, 0
         while row < len(rows):
             count, row = _read_tile(
-                lanes, lanes.view(np.uint64), width, weight, inverse, most_inverse, reach, margin, output,
+                lanes, lanes.view(np.uint64), width, weight, inverse, most_inverse, reach, slack, output,
                 bounds.floor, bounds.weighted_floor, bounds.every, bounds.heaps, bounds.signed,
                 row, self.row, self.column, self.score,
             )  # fmt: skip

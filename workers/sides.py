@@ -54,7 +54,7 @@ class Writers:
     @cached_property
     def operand(self) -> Operand:
         """For the filter."""
-        return Operand(divided(self.omega, self.norms.length), self.norms.weight, self.device)
+        return Operand(self.omega, self.norms.length, self.norms.weight, self.device)
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,4 @@ class Readers:
     @cached_property
     def operand(self) -> Operand:
         """For the filter."""
-        return Operand(divided(self.rho, self.norms.length), self.norms.weight, self.device)
+        return Operand(self.rho, self.norms.length, self.norms.weight, self.device)

@@ -21,7 +21,7 @@ from workers.exact import rounded_dots
 from workers.operands import Candidates, Operand, RowBounds
 from workers.pairs import READINGS
 from workers.scan import scan
-from workers.sides import DictionaryEntry, divided, lengths
+from workers.sides import DictionaryEntry, lengths
 from workers.steps import Context, Done, Step
 from workers.tables import repeated, write_table
 from workers.vectors import Vectors
@@ -54,7 +54,7 @@ class Tokens:
             else:
                 found = self._model.unembedding(first, last).numpy() - self._mean()
             length = lengths(found)
-            return found, length, Operand(divided(found, length), length, self._context.device)
+            return found, length, Operand(found, length, length, self._context.device)
 
         key = ("tokens", self._side, self._model.hash, first, self._context.device)
         return self._context.cached(key, make, memory=10 * (last - first) * self._model.facts.d_model)
@@ -141,7 +141,7 @@ def promotes_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Co
     omega = vectors.writers(source, model.cut("final", model.facts.n_layers)).omega
     read = model.final_input(torch.from_numpy(omega)).numpy()
     length = lengths(read)
-    rows = Operand(divided(read, length), length, context.device)
+    rows = Operand(read, length, device=context.device)
     row, token, weight, rank = top_tokens(
         rows, read, length, Tokens(vectors, context, "PROMOTES"), step.params["top"], context
     )
