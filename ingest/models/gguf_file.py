@@ -7,6 +7,7 @@ Q and K are permuted for its rotary kernel (llama, granite), and Gemma's gains a
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterable
@@ -84,7 +85,7 @@ class GGUFFile:
         header = _Header(self._data)
         try:
             self.metadata, self._stored = self._read(header)
-        except (struct.error, KeyError, OverflowError) as error:
+        except (struct.error, KeyError, OverflowError, RecursionError, MemoryError) as error:
             raise InputError(f"{path}: the GGUF header is damaged or truncated ({error})") from None
 
     def _read(self, header: _Header) -> tuple[dict[str, Any], dict[str, _Stored]]:
@@ -105,6 +106,8 @@ class GGUFFile:
             dimensions = [header.scalar("Q") for _ in range(header.scalar("I"))]
             infos.append((name, tuple(reversed(dimensions)), header.scalar("I"), header.scalar("Q")))
         alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise InputError(f"{self.path}: general.alignment is {alignment!r}; expected a positive integer")
         start = -(-header.at // alignment) * alignment
         return metadata, {name: _Stored(shape, kind, start + at) for name, shape, kind, at in infos}
 
@@ -119,7 +122,7 @@ class GGUFFile:
 
         count: dict[int, int] = {}
         for stored in self._stored.values():
-            count[stored.kind] = count.get(stored.kind, 0) + int(np.prod(stored.shape))
+            count[stored.kind] = count.get(stored.kind, 0) + math.prod(stored.shape)
         try:
             return GGMLQuantizationType(max(count, key=lambda kind: count[kind])).name
         except ValueError:
@@ -140,7 +143,7 @@ class GGUFFile:
         if width % per_block:
             raise InputError(f"{self.path}: tensor {name}: width {width} is no multiple of {per_block}")
         row = width // per_block * block_bytes
-        size = row * int(np.prod(outer, dtype=np.int64))
+        size = row * math.prod(outer)
         if stored.offset + size > len(self._data):
             raise InputError(
                 f"{self.path}: truncated: tensor {name} ends at byte {stored.offset + size}, the file at "

@@ -150,11 +150,15 @@ def gguf_tensor(file: GGUFFile, name: str) -> np.ndarray:
     kind, values = _kind(file), file.tensor(name)
     prefix = file.metadata["general.architecture"] + "."
     if kind.permuted:
-        n_heads = file.metadata[prefix + "attention.head_count"]
-        if ".attn_q." in name:
-            values = _unpermute(values, n_heads)
-        elif ".attn_k." in name:
-            values = _unpermute(values, file.metadata.get(prefix + "attention.head_count_kv", n_heads))
+        heads = file.metadata[prefix + "attention.head_count"]
+        if ".attn_k." in name:
+            heads = file.metadata.get(prefix + "attention.head_count_kv", heads)
+        if ".attn_q." in name or ".attn_k." in name:
+            if len(values) % (2 * heads):
+                raise InputError(
+                    f"{file.path}: tensor {name} has {len(values)} rows, which are no {heads} heads"
+                )
+            values = _unpermute(values, heads)
     if kind.gain_offset and name.endswith("norm.weight"):
         values = values - np.float32(kind.gain_offset)
     return values

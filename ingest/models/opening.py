@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from ingest.errors import InputError
 from ingest.models.checkpoint import load_weights
 from ingest.models.checks import check_model, check_tokens
 from ingest.models.residual import ResidualModel
-from ingest.models.source import find_source
+from ingest.models.source import Source, find_source
 
 __all__ = ["open_model"]
+
+_OPENING = threading.Lock()
 
 
 def open_model(
@@ -30,7 +33,12 @@ def open_model(
 
     Raises InputError, one line: what is missing, damaged, refused or not what the configuration says.
     """
-    source = find_source(where)
+    # Opening sets the libraries' logging aside for a while: one model at a time.
+    with _OPENING:
+        return _open(find_source(where), name, Path(tokenizer) if tokenizer else None, check)
+
+
+def _open(source: Source, name: str | None, tokenizer: Path | None, check: bool) -> ResidualModel:
     facts = source.facts
     model = load_weights(source)
     tensors = {key: value.detach() for key, value in model.state_dict().items()}
@@ -61,7 +69,7 @@ def open_model(
             ) from error
     bridge.eval()
     name = name or (source.path.stem if source.gguf is not None else source.path.name)
-    residual = ResidualModel(bridge, facts, source, name, Path(tokenizer) if tokenizer else None, tensors)
+    residual = ResidualModel(bridge, facts, source, name, tokenizer, tensors)
     if reference is not None:
         check_model(residual, reference)
     return residual

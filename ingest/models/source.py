@@ -24,6 +24,7 @@ __all__ = ["Source", "describe_model", "find_source"]
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt"]
 # Constants that older libraries saved with the weights.
 _CONSTANTS = re.compile(r"(\.attn|\.attention|\.attn\.attention)\.(bias|masked_bias)$|\.inv_freq$")
+_MOST_LAYERS = 10_000  # beyond this building the model's outline would go on for hours
 # Names on disk that transformers gives another name in the model.
 _RENAMED = {"embed_out.weight": "lm_head.weight"}
 
@@ -114,6 +115,9 @@ def _config(where: Path, values: dict[str, Any]) -> Any:
     model_type = values.pop("model_type")
     if model_type not in CONFIG_MAPPING:
         raise InputError(f"{where}: model_type {model_type!r} is not known to the transformers library")
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        if isinstance(layers := values.get(key), int) and layers > _MOST_LAYERS:
+            raise InputError(f"{where}: {key} is {layers}; a damaged configuration")
     try:
         return AutoConfig.for_model(model_type, **values)
     except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
