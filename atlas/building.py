@@ -24,6 +24,7 @@ from atlas.answers import Answer, Table
 from atlas.errors import AtlasError
 from atlas.folder import AtlasFolder, write_atomically
 from ingest.errors import InputError
+from ingest.rules import Absolute, All_, Any_, Rule, Top
 from ingest.spec import DictionaryEntry, Spec
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from workers.progress import Display
 
 __all__ = ["Built", "Watch", "build", "check_place", "open_sources", "run_hash"]
+
+SCALED = (
+    "its latents' scale is free, so rules on |V| (absolute, top) compare them as if each wrote a unit vector;"
+    " stored weights keep the file's scale"
+)
 
 Count = Callable[[float, float, str], None]
 
@@ -94,13 +100,13 @@ def open_sources(
     from ingest.dictionaries import describe_set, open_set
     from ingest.models import describe_model, open_model
 
-    facts = {name: describe_model(entry.where) for name, entry in spec.models.items()}
-    for entry in spec.dictionaries.values():  # headers first: the last set's mistakes should not wait
-        describe_set(entry.where, facts[entry.model], format=entry.format, layers=_layers(entry))
+    with watch.counting("reading headers"):
+        facts = {name: describe_model(entry.where) for name, entry in spec.models.items()}
+        for entry in spec.dictionaries.values():
+            describe_set(entry.where, facts[entry.model], format=entry.format, layers=_layers(entry))
     models: dict[str, ResidualModel] = {}
     for name, model in spec.models.items():
-        with watch.counting(f"opening model {name}") as count:
-            count(0, 0, "")
+        with watch.counting(f"opening model {name}"):
             models[name] = open_model(model.where, name=name, tokenizer=model.tokenizer)
     sets: dict[str, DictionarySet] = {}
     notes: list[str] = []
@@ -117,6 +123,8 @@ def open_sources(
             found.verify(lambda done, total: count(done, total, "layers"))
         sets[name] = found
         notes += [f"{name}: {note}" for note in found.notes]
+        if _by_size(spec, name) and found.load(found.layers[0]).rescalable:
+            notes.append(f"{name}: {SCALED}")
     return models, sets, tuple(notes)
 
 
@@ -149,7 +157,7 @@ def build(
     from workers.artifacts import Artifacts, sole_builder
     from workers.build import plan
     from workers.local import LocalExecutor
-    from workers.plan import run_plan
+    from workers.plan import StepFailed, run_plan
 
     torch.set_num_threads(1)  # the executor's threads share the cores: one thread each
     built = plan(spec, models, sets)
@@ -159,7 +167,14 @@ def build(
         built.share(executor.shared)
         begin = time.monotonic()
         with watch.plan("computing") as display:
-            report = run_plan(built.steps, executor, artifacts, built.sources, display)
+            try:
+                report = run_plan(built.steps, executor, artifacts, built.sources, display)
+            except StepFailed as error:
+                if isinstance(error.__cause__, MemoryError):
+                    raise AtlasError(
+                        f"{error.step}: not enough memory; run again with fewer --workers"
+                    ) from error
+                raise
         seconds["computing"] = time.monotonic() - begin
         run = run_hash(spec, [step.name for step in report.steps])
         write_atomically(folder.path / "specs" / f"{run[:16]}.yaml", spec.to_yaml())
@@ -174,6 +189,19 @@ def build(
         seconds["loading"] = time.monotonic() - begin
     notes += tuple(f"replaced run {name[:16]} on the same models (--add keeps both)" for name in replaced)
     return Built(path, run, report, loaded, seconds, notes)
+
+
+def _by_size(spec: Spec, name: str) -> bool:
+    """Whether a rule compares |V| of edges out of or into a set."""
+
+    def compares(rule: Rule) -> bool:
+        return (
+            any(map(compares, rule.rules))
+            if isinstance(rule, Any_ | All_)
+            else isinstance(rule, Absolute | Top)
+        )
+
+    return any(compares(request.keep) for request in spec.edges if name in (*request.from_, *request.to))
 
 
 def _layers(entry: DictionaryEntry) -> Layers:

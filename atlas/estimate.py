@@ -241,7 +241,7 @@ def _count_tokens(spec: Spec, facts: Facts, blocks: list[_Block], kinds: Mapping
 
 
 def _memory(facts: Facts, blocks: list[_Block], layouts: Mapping[str, Layout], workers: int) -> float:
-    """Peak while computing: the model in float32, a step's vectors for each thread, the largest dictionary."""
+    """Peak while computing: the model in float32; for each thread a step's vectors and its dictionaries."""
     mlp = (3 if facts.gated else 2) * facts.d_model * facts.d_mlp
     attention = 2 * facts.d_model * facts.d_head * (facts.n_heads + facts.n_kv_heads)
     model = 4 * (facts.n_layers * (mlp + attention) + 2 * facts.d_vocab * facts.d_model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.text import Text
 
     from workers.progress import Snapshot
 
@@ -94,41 +96,60 @@ def showing(title: str) -> Iterator[Display]:
         display.close()
 
 
+class _Counter:
+    """How far one piece of work is, as a line that tells the time even while the work tells nothing."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._begin = time.monotonic()
+        self._state: tuple[float, float, str] = (0, 0, "")
+
+    def __call__(self, done: float, total: float = 0, unit: str = "") -> None:
+        self._state = (done, total, unit)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def line(self) -> str:
+        done, total, unit = self._state
+        parts = [f"{100 * done / total:.0f} %"] if total > 0 else []
+        parts += [unit] if unit else []
+        parts.append(duration(self.seconds))
+        if total > 0 and done > 0.02 * total:
+            parts.append(f"about {duration(self.seconds * (total - done) / done)} left")
+        return f"{self._title}: {', '.join(parts)}"
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(self.line() if self.seconds >= QUIET else "", no_wrap=True, overflow="ellipsis")
+
+
 @contextmanager
 def counting(title: str) -> Iterator[Count]:
     """A function (done, total, unit) that shows how far one piece of work is."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    counter = _Counter(title)
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
 
-    console = Console(file=sys.stderr, highlight=False)
-    begin = told = time.monotonic()
-    live: Live | None = None
+        console = Console(file=sys.stderr, highlight=False)
+        with Live(counter, console=console, transient=True, refresh_per_second=4):
+            yield counter
+        return
+    over = threading.Event()
 
-    def count(done: float, total: float = 0, unit: str = "") -> None:
-        nonlocal live, told
-        now = time.monotonic()
-        if now - begin < QUIET or now - told < (0.1 if console.is_terminal else EVERY):
-            return
-        told = now
-        share = f"{100 * done / total:.0f} %" if total > 0 else ""
-        left = (
-            f", about {duration((now - begin) * (total - done) / done)} left"
-            if total > 0 and done > 0
-            else ""
-        )
-        line = f"{title}: {share} {unit} {duration(now - begin)}{left}".replace("  ", " ")
-        if not console.is_terminal:
-            console.print(line, markup=False)
-            return
-        text = Text(line, no_wrap=True, overflow="ellipsis")
-        if live is None:
-            live = Live(text, console=console, transient=True, auto_refresh=False)
-            live.start()
-        live.update(text, refresh=True)
+    def tell() -> None:
+        wait = QUIET
+        while not over.wait(wait):
+            print(counter.line(), file=sys.stderr, flush=True)
+            wait = EVERY
 
+    thread = threading.Thread(target=tell, name="progress", daemon=True)
+    thread.start()
     try:
-        yield count
+        yield counter
     finally:
-        if live is not None:
-            live.stop()
+        over.set()
+        thread.join()

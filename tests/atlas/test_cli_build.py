@@ -84,13 +84,13 @@ def artifact_hashes(atlas: Path) -> dict[str, str]:
 
 def test_from_a_spec_to_answers_and_again(run, model, tmp_path):
     (tmp_path / "tiny.yaml").write_text(spec_text(model))
-    code, out, err = run("build", "tiny.yaml", "--workers", "2", "--json")
-    assert (code, err) == (0, "")
+    code, out, _ = run("build", "tiny.yaml", "--workers", "2", "--json")
+    assert code == 0
     built = json.loads(out)
     counts = {row["of"]: row["rows"] for row in built["holds"]}
     pairs = NEURONS * ROWS * LAYERS * (LAYERS - 1) // 2
     assert counts["DIRECT"] == pairs
-    # layer 0 reaches 1 through the heads of 1, 2 through those of 1 and 2; layer 1 reaches 2 through those of 2
+    # layer 0 reaches 1 by the heads of 1, and 2 by those of 1 and 2; layer 1 reaches 2 by those of 2
     assert counts["VIA_HEAD"] == NEURONS * ROWS * HEADS * (1 + 2 + 1)
     assert counts["Feature"] == LAYERS * NEURONS and counts["Token"] == TOKENS
     selection = {row["type"]: row for row in built["selection"]}
@@ -220,7 +220,8 @@ def test_bad_input_fails_before_any_work_and_leaves_nothing(run, model, tmp_path
     before = sorted(tmp_path.rglob("*"))
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert err.startswith("error: ") and said in err and "Traceback" not in err
+    mistake = "\n".join(line for line in err.splitlines() if not line.endswith(" s"))  # less the progress
+    assert mistake.startswith("error: ") and said in mistake and "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -237,7 +238,7 @@ def test_a_place_that_cannot_be_written_is_said_to_be(run, model, tmp_path, monk
     monkeypatch.setattr(Path, "mkdir", refused)
     code, out, err = run("build", "tiny.yaml")
     assert (code, out) == (2, "") and "not writable (Read-only file system)" in err
-    assert len(err.splitlines()) == 1 and not (tmp_path / "tiny.atlas").exists()
+    assert not (tmp_path / "tiny.atlas").exists()
 
 
 def test_a_disk_that_fills_up_leaves_a_build_that_goes_on(run, model, tmp_path, monkeypatch):
@@ -254,7 +255,7 @@ def test_a_disk_that_fills_up_leaves_a_build_that_goes_on(run, model, tmp_path, 
 
     monkeypatch.setattr(workers.tables.pq.ParquetWriter, "write_table", full)
     code, out, err = run("build", "tiny.yaml", "--workers", "1")
-    assert (code, out) == (2, "") and "disk is full" in err and len(err.splitlines()) == 1
+    assert (code, out) == (2, "") and "disk is full" in err.splitlines()[-1]
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     code, out, _ = run("build", "tiny.yaml", "--json")
@@ -284,8 +285,8 @@ def test_ctrl_c_leaves_what_the_same_command_goes_on_from(run, model, tmp_path):
 
 def test_an_estimate_counts_the_pairs_that_the_build_finds(run, model, tmp_path):
     (tmp_path / "tiny.yaml").write_text(spec_text(model))
-    code, out, err = run("estimate", "tiny.yaml", "--json")
-    assert (code, err) == (0, "")
+    code, out, _ = run("estimate", "tiny.yaml", "--json")
+    assert code == 0
     content = json.loads(out)
     by_type = {row["type"]: row for row in content["edges_by_type"]}
     assert content["features"] == LAYERS * NEURONS
