@@ -156,7 +156,7 @@ def _blocks(store: Store) -> dict[tuple[str, int, int], _Block]:
         seen.add(identity)
         blocks.setdefault(_place(row, layer_of, layer_of[row["target"]]), _Block()).survey(row)
     for row in _figures(store, SELECTIONS, "kept"):
-        block = blocks.setdefault(_place(row, layer_of, layer_of.get(row.get("target", ""), -1)), _Block())
+        block = blocks.setdefault(_place(row, layer_of, layer_of[row["target"]]), _Block())
         block.edges += row["edges"]
         block.kept += row["total"]
     return blocks

@@ -95,7 +95,7 @@ def select_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
     with PairWriter(out) as writer:
         for source, place in everyone.items():
             writer.write(source, target, pairs.where(pairs.source_dictionary == place))
-    return Done({"kept": _counts(pairs, step.params["sources"])})
+    return Done({"kept": _counts(pairs, target, step.params["sources"])})
 
 
 def _among(pairs: Pairs, chosen: Pairs) -> np.ndarray:
@@ -110,7 +110,7 @@ def _among(pairs: Pairs, chosen: Pairs) -> np.ndarray:
     return mask[len(chosen) :]
 
 
-def _counts(pairs: Pairs, sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _counts(pairs: Pairs, target: str, sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Edges and Σ|V| of each block: of a source dictionary (direct), of a head."""
     rows = []
     for layer, head, place in _blocks(pairs):
@@ -120,6 +120,7 @@ def _counts(pairs: Pairs, sources: list[dict[str, Any]]) -> list[dict[str, Any]]
         rows.append(
             {
                 "source": sources[place]["hash"] if head < 0 else "",
+                "target": target,
                 "layer": layer,
                 "head": head,
                 "edges": int(block.sum()),

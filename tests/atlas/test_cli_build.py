@@ -101,6 +101,14 @@ def test_from_a_spec_to_answers_and_again(run, model, tmp_path):
     }
     assert (tmp_path / "tiny.atlas" / "CURRENT").exists()
 
+    dropped = json.loads(run("info", "--dropped", "--json")[1])
+    layers = {
+        (row["source_layer"], row["target_layer"]): (row["pairs"], row["edges"]) for row in dropped["direct"]
+    }
+    assert layers == dict.fromkeys(((0, 1), (0, 2), (1, 2)), (NEURONS * ROWS, NEURONS * ROWS))
+    heads = {(row["layer"], row["head"]): row["edges"] for row in dropped["via_head"]}
+    assert heads == {(layer, head): NEURONS * ROWS * 2 for layer in (1, 2) for head in range(HEADS)}
+
     code, out, _ = run("feature", "n1[3]", "--json")
     page = json.loads(out)
     assert code == 0 and page["key"] == "tiny/neurons/L01.mlp/3"
