@@ -80,15 +80,15 @@ def test_readers_open_while_loads_go_on(tmp_path: Path) -> None:
     loader.start()
     seen = set()
     try:
-        deadline = time.monotonic() + 6
-        while time.monotonic() < deadline and len(seen) < 6:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and len(seen) < 3:
             with open_store(path) as store:
                 seen.add(store.generation)
                 assert store.query("MATCH (f:Feature) RETURN count(*)").rows == ((48,),)
     finally:
         loader.kill()
         loader.join()
-    assert len(seen) > 1
+    assert len(seen) == 3
 
 
 def test_a_load_killed_at_any_moment_leaves_the_old_state_and_the_next_cleans_up(tmp_path: Path) -> None:
