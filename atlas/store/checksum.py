@@ -23,7 +23,7 @@ def content_checksum(store: Store) -> str:
     Ends and steps are taken by their keys and numbers bit for bit. It reads the whole database: a minute
     for ten million edges.
     """
-    steps = {id: key for id, key in store.query("MATCH (s:Step) RETURN s.id, s.key").rows}
+    steps = dict(store.query("MATCH (s:Step) RETURN s.id, s.key").rows)
     total = 0
     for label, node in NODES.items():
         names = [column.name for column in node.columns if column.name not in ("id", "step", *TIMES)]
