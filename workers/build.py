@@ -42,7 +42,7 @@ REGISTRY: Registry = {
     "direct": (1, direct_step),
     "heads": (1, heads_step),
     "members": (1, members_step),
-    "select": (1, select_step),
+    "select": (2, select_step),
     "rank": (1, rank_step),
     "embeds": (1, embeds_step),
     "promotes": (1, promotes_step),
