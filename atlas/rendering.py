@@ -42,6 +42,7 @@ _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 def cell(column: str, value: Any) -> str:
     """One value as a person reads it."""
+    column = column.rpartition(".")[2]  # of a query: f.key is a key
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -83,8 +84,8 @@ def _printable(text: str) -> str:
 
 def _plain(value: float, sign: str) -> str:
     """Four significant digits, without an exponent where that is as short."""
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return str(value).removesuffix(".0")
     power = math.floor(math.log10(abs(value)))
     if -3 <= power < 5:
         return f"{value:{sign},.{max(0, 3 - power)}f}"
@@ -214,7 +215,8 @@ def _column_cells(name: str, values: Sequence[Any]) -> list[str]:
     numbers = [abs(value) for value in values if isinstance(value, float) and value]
     if not numbers or not all(isinstance(value, float) or value is None for value in values):
         return [cell(name, value) for value in values]
-    if name.endswith(("share", "seconds")) or max(numbers) >= 1e6 or min(numbers) < 1e-6 * max(numbers):
+    extreme = not all(map(math.isfinite, numbers)) or max(numbers) >= 1e6
+    if extreme or name.endswith(("share", "seconds")) or min(numbers) < 1e-6 * max(numbers):
         return [cell(name, value) for value in values]
     largest, smallest = (math.floor(math.log10(number)) for number in (max(numbers), min(numbers)))
     decimals = max(0, 3 - largest, min(1 - smallest, 6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -76,4 +77,13 @@ def print_answer(answer: Answer | Table, as_json: bool) -> None:
 def print_json(content: Any) -> None:
     """One JSON value. Characters beyond ASCII stay themselves where the output can hold them."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(content, ensure_ascii=not plain, indent=2, allow_nan=False, default=str))
+    print(json.dumps(_finite(content), ensure_ascii=not plain, indent=2, allow_nan=False, default=str))
+
+
+def _finite(content: Any) -> Any:
+    """JSON has no infinity: a query's 1.0 / 0 becomes the text "inf"."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return str(content) if isinstance(content, float) and not math.isfinite(content) else content

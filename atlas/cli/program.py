@@ -67,11 +67,24 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"atlas {version('circuit-atlas')}")
+        except PackageNotFoundError:  # run from its folder, without being installed
+            click.echo("atlas, not installed")
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-@click.version_option(package_name="circuit-atlas", prog_name="atlas")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+)
 def program(debug: bool) -> None:
     """Maps the circuits of language models into a graph that answers questions.
 
