@@ -10,6 +10,7 @@ from typing import Any
 
 from ingest.errors import InputError
 from ingest.models.facts import Facts, Norm
+from ingest.models.libraries import library_errors
 
 __all__ = ["FAMILIES", "Family", "read_facts"]
 
@@ -212,7 +213,8 @@ def read_facts(config: Any, dtype: str, where: object) -> Facts:
         )
     if getattr(config, "quantization_config", None):
         raise InputError(f"{where}: its weights are quantised; give the unquantised model, or a GGUF file")
-    return _facts(family, config, dtype)
+    with library_errors(f"{where}: its configuration lacks a value or holds one that makes no sense"):
+        return _facts(family, config, dtype)
 
 
 def _facts(family: Family, config: Any, dtype: str) -> Facts:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ingest.errors import InputError
+from ingest.models.libraries import library_errors, one_line
 
 __all__ = ["load_weights", "read_directory"]
 
@@ -69,8 +70,7 @@ def _torch(path: Path) -> dict[str, Reader]:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        message = " ".join(str(error).split())[:200]
-        raise InputError(f"{path}: cannot be read as weights alone: {message}") from None
+        raise InputError(f"{path}: cannot be read as weights alone: {one_line(error)}") from None
     if not isinstance(stored, dict) or not all(isinstance(one, torch.Tensor) for one in stored.values()):
         raise InputError(f"{path}: expected a mapping of names to tensors")
     return {name: partial(_itself, tensor) for name, tensor in stored.items()}
@@ -92,7 +92,7 @@ def load_weights(source: Any) -> torch.nn.Module:
 
     config = source.config
     model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with torch.device("meta"):
+    with library_errors(f"{source.path}: transformers refuses this configuration"), torch.device("meta"):
         skeleton = model_class(config)
     wanted = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
     tied = set(getattr(skeleton, "_tied_weights_keys", None) or ())
@@ -115,9 +115,10 @@ def load_weights(source: Any) -> torch.nn.Module:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        model = model_class.from_pretrained(
-            None, config=config, state_dict=state, dtype=torch.float32, attn_implementation="eager"
-        )
+        with library_errors(f"{source.path}: transformers cannot place the weights"):
+            model = model_class.from_pretrained(
+                None, config=config, state_dict=state, dtype=torch.float32, attn_implementation="eager"
+            )
     finally:
         transformers.logging.set_verbosity(verbosity)
         if progress:

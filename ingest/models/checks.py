@@ -14,6 +14,7 @@ import math
 import torch
 
 from ingest.errors import InputError
+from ingest.models.libraries import library_errors
 from ingest.models.linear import Replay, replay
 from ingest.models.residual import ResidualModel
 from ingest.models.runtime import Trace, Write, run
@@ -33,7 +34,8 @@ def check_model(model: ResidualModel, reference: torch.Tensor) -> None:
 
     reference: (T, d_vocab), Hugging Face's own logits of `check_tokens`, from before the bridge was built.
     """
-    trace = run(model, check_tokens(model.facts.d_vocab, len(reference)))
+    with library_errors(f"{model.source}: TransformerBridge cannot run this {model.facts.architecture}"):
+        trace = run(model, check_tokens(model.facts.d_vocab, len(reference)))
     _same(model, "logits of TransformerBridge and of Hugging Face", trace.logits, reference)
     streams = torch.cat([trace.resid_pre, trace.resid_post[None]])
     _same(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from ingest.errors import InputError
 from ingest.models.checkpoint import load_weights
 from ingest.models.checks import check_model, check_tokens
+from ingest.models.libraries import library_errors
 from ingest.models.residual import ResidualModel
 from ingest.models.source import Source, find_source
 
@@ -44,29 +44,15 @@ def _open(source: Source, name: str | None, tokenizer: Path | None, check: bool)
     tensors = {key: value.detach() for key, value in model.state_dict().items()}
     reference = None
     if check:
-        with torch.no_grad():
+        with torch.no_grad(), library_errors(f"{source.path}: {facts.architecture} cannot run as configured"):
             reference = model(check_tokens(facts.d_vocab)[None]).logits[0].float()
     with _quiet():
         from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-        try:
+        with library_errors(f"{source.path}: TransformerBridge does not take this {facts.architecture}"):
             bridge = build_bridge_from_module(
                 model, facts.architecture, hf_config=model.config, dtype=torch.float32, device="cpu"
             )
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
-            message = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"{source.path}: TransformerBridge does not take {facts.architecture} in this configuration: "
-                f"{message}"
-            ) from error
     bridge.eval()
     name = name or (source.path.stem if source.gguf is not None else source.path.name)
     residual = ResidualModel(bridge, facts, source, name, tokenizer, tensors)

@@ -14,6 +14,7 @@ from ingest.models.architectures import read_facts
 from ingest.models.facts import Facts
 from ingest.models.gguf_file import GGUFFile
 from ingest.models.gguf_models import gguf_config, gguf_names, gguf_tensor
+from ingest.models.libraries import library_errors, one_line
 from ingest.places import is_hub_name, resolve_place
 
 if TYPE_CHECKING:
@@ -118,10 +119,12 @@ def _config(where: Path, values: dict[str, Any]) -> Any:
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if isinstance(layers := values.get(key), int) and layers > _MOST_LAYERS:
             raise InputError(f"{where}: {key} is {layers}; a damaged configuration")
+    refused = f"{where}: transformers refuses this configuration"
     try:
-        return AutoConfig.for_model(model_type, **values)
-    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
-        raise InputError(f"{where}: transformers refuses this configuration: {_one_line(error)}") from error
+        with library_errors(refused):
+            return AutoConfig.for_model(model_type, **values)
+    except StrictDataclassError as error:
+        raise InputError(f"{refused}: {one_line(error)}") from error
 
 
 def _from_hub(name: str, weights: bool) -> Path:
@@ -132,8 +135,4 @@ def _from_hub(name: str, weights: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(f"{name}: cannot be fetched from the hub: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+        raise InputError(f"{name}: cannot be fetched from the hub: {one_line(error)}") from error

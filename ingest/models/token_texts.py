@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest.errors import InputError
+from ingest.models.libraries import one_line
 
 if TYPE_CHECKING:
     from ingest.models.source import Source
@@ -78,8 +79,7 @@ def _from_library(where: Path) -> tuple[dict[int, str], str]:
     try:
         backend = AutoTokenizer.from_pretrained(where).backend_tokenizer
     except (OSError, ValueError, ImportError, AttributeError) as error:
-        message = " ".join(str(error).split())[:200]
-        raise InputError(f"{where}: the tokenizer cannot be read: {message}") from error
+        raise InputError(f"{where}: the tokenizer cannot be read: {one_line(error)}") from error
     found = {number: token for token, number in backend.get_vocab(with_added_tokens=True).items()}
     decoder = repr(backend.decoder)
     return found, "byte-level" if "ByteLevel" in decoder else "sentencepiece"

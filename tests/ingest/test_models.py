@@ -128,6 +128,29 @@ def test_the_tensors_decide_whether_embeddings_are_tied(folder, tiny):
     assert torch.equal(tied.unembedding(), tied.token_vectors())
 
 
+def test_a_hub_name_is_fetched_once_and_by_its_files(folder, tiny, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def fetch(name, allow_patterns):
+        asked.append((name, "*.safetensors" in allow_patterns))
+        return str(folder / "llama")
+
+    expected = tiny("llama").facts
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert describe_model("owner/llama") == expected
+    assert open_model("owner/llama", check=False).facts == expected
+    assert asked == [("owner/llama", False), ("owner/llama", True)]  # a description needs no weights
+
+    def fails(name, allow_patterns):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nat all")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(InputError, match="owner/llama: cannot be fetched from the hub: no connection at all"):
+        describe_model("owner/llama")
+
+
 def test_the_name_is_the_directorys_unless_given(tiny, folder):
     assert tiny("llama").name == "llama"
     assert open_model(folder / "llama", name="mine").name == "mine"

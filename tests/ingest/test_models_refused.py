@@ -79,6 +79,28 @@ def test_refused_by_name_with_the_reason(tmp_path, config, reason):
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("llama", {"num_attention_heads": 0}),
+        ("llama", {"hidden_size": -1}),
+        ("llama", {"hidden_act": "unheard of"}),
+        ("llama", {"num_hidden_layers": 10**9}),
+        ("granite", {"logits_scaling": 0}),
+        ("gemma3", {"sliding_window": None}),
+        ("gpt2", {"layer_norm_epsilon": None}),
+    ],
+)
+def test_values_that_make_no_sense_are_one_line(saved, name, values):
+    """The libraries raise whatever comes to them: a division by zero, a negative dimension."""
+    file = saved(name) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    with pytest.raises(InputError) as caught:
+        open_model(file.parent)
+    assert "\n" not in str(caught.value)
+    assert str(file.parent) in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("content", "reason"), [(b"", "cannot be read as JSON"), (b"{", "as JSON"), (b"[1]", "no model_type")]
 )
 def test_a_damaged_configuration_is_named(tmp_path, content, reason):
