@@ -17,8 +17,9 @@ from atlas.errors import AtlasError
 from atlas.folder import AtlasFolder
 from atlas.schema import NODES, RELATIONSHIPS
 from atlas.store.base import Store
-from atlas.store.guard import Token, check_parameters, check_query, check_survivable
+from atlas.store.guard import Token, check_parameters, check_query
 from atlas.store.result import Result
+from atlas.store.survivable import check_survivable
 
 __all__ = ["EmbeddedStore"]
 

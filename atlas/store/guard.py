@@ -1,5 +1,4 @@
-"""What a query may be: one statement that reads, with every parameter it names, that does not break the
-engine.
+"""What a query may be, on any store: one statement that reads, with every parameter it names.
 
 The check works on tokens, so a keyword inside a string, a comment, a back-quoted name or a property name
 is none. It is the first wall: a clear message before anything runs. The second is the database, opened
@@ -10,13 +9,13 @@ reads any (LOAD FROM), so statements are admitted by their first word, not refus
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atlas.errors import AtlasError
 
-__all__ = ["Token", "check_parameters", "check_query", "check_survivable", "tokens"]
+__all__ = ["CLAUSES", "Token", "check_parameters", "check_query", "tokens"]
 
 _TOKEN = re.compile(
     r"""
@@ -33,7 +32,7 @@ _TOKEN = re.compile(
 
 _OPENERS = {"MATCH", "OPTIONAL", "UNWIND", "WITH", "RETURN", "CALL"}
 _WRITES = {"CREATE", "MERGE", "SET", "DELETE", "DETACH", "REMOVE", "DROP", "ALTER", "COPY", "FOREACH"}
-_CLAUSES = {
+CLAUSES = {
     "MATCH",
     "OPTIONAL",
     "UNWIND",
@@ -151,7 +150,7 @@ def _opens_clause(token: Token, before: Token | None, after: Token | None) -> bo
     if before is not None and (before.text in ("(", "[", ",", "=", "<", ">", "+", "-", "*", "/")):
         return False
     return after.text == "(" or (
-        after.sort in ("word", "quoted") and after.keyword not in _CLAUSES | {"AS", "ASC"}
+        after.sort in ("word", "quoted") and after.keyword not in CLAUSES | {"AS", "ASC"}
     )
 
 
@@ -175,75 +174,6 @@ def _check_call(rest: list[Token]) -> None:
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(name.lower() for name in names))
-
-
-def _projections(found: Sequence[Token]) -> Iterator[list[Token]]:
-    """The tokens of each WITH and RETURN, up to the next clause of the same depth."""
-    for i, token in enumerate(found):
-        if token.keyword not in ("WITH", "RETURN"):
-            continue
-        part = []
-        for following in found[i + 1 :]:
-            if following.depth < token.depth:
-                break
-            if following.depth == token.depth and following.keyword in _CLAUSES - {"ORDER", "SKIP", "LIMIT"}:
-                break
-            part.append(following)
-        yield part
-
-
-def check_survivable(found: Sequence[Token]) -> None:
-    """Refuses what the embedded engine (ladybug 0.18.3) crashes on or answers wrongly.
-
-    - count(DISTINCT …) beside collect(…) in one projection corrupts its memory;
-    - in a projection with grouping keys, an aggregate after a DISTINCT one comes out as 0 or null.
-    """
-    for part in _projections(found):
-        items = _items(part)
-        calls = [call for item in items for call in item]
-        distinct = [call for call in calls if call.distinct]
-        if any(call.name == "COLLECT" and not call.distinct for call in calls) and distinct:
-            raise AtlasError(
-                f"{distinct[0]} together with collect(…) in one WITH or RETURN corrupts the engine's memory; "
-                "put them into two (WITH … collect(…) AS list, then the other)"
-            )
-        grouped = any(not item for item in items)
-        plain = [i for i, call in enumerate(calls) if not call.distinct]
-        if grouped and distinct and plain and plain[-1] > calls.index(distinct[0]):
-            raise AtlasError(
-                f"{calls[plain[-1]]} after {distinct[0]} in a WITH or RETURN with grouping keys is answered "
-                f"wrongly by the engine; put the DISTINCT ones last"
-            )
-
-
-_AGGREGATES = {"COUNT", "SUM", "AVG", "MIN", "MAX", "COLLECT", "PERCENTILEDISC", "COUNT_STAR"}
-
-
-@dataclass(frozen=True)
-class _Call:
-    """An aggregate in a projection."""
-
-    name: str
-    distinct: bool
-
-    def __str__(self) -> str:
-        return f"{self.name.lower()}({'DISTINCT ' if self.distinct else ''}…)"
-
-
-def _items(part: Sequence[Token]) -> list[list[_Call]]:
-    """The aggregates of each item of a projection, its ORDER BY included; an item without any is a key."""
-    items: list[list[_Call]] = [[]]
-    depth = part[0].depth if part else 0
-    beyond = False
-    for i, token in enumerate(part):
-        if token.depth == depth and token.keyword in ("ORDER", "SKIP", "LIMIT"):
-            beyond = True  # what stands there is no grouping key, but its aggregates count
-        if token.text == "," and token.depth == depth and not beyond:
-            items.append([])
-        called = i + 2 < len(part) and part[i + 1].text == "("
-        if called and token.keyword in _AGGREGATES:
-            items[-1].append(_Call(token.keyword, part[i + 2].keyword == "DISTINCT"))
-    return items
 
 
 def check_parameters(found: Sequence[Token], parameters: Mapping[str, Any]) -> None:

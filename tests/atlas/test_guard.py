@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 from atlas.errors import AtlasError
-from atlas.store.guard import check_parameters, check_query, check_survivable
+from atlas.store.guard import check_parameters, check_query
+from atlas.store.survivable import check_survivable
 
 READING = [
     "MATCH (f:Feature) WHERE f.key = 'CREATE (x) DELETE y' RETURN f.set",
@@ -132,6 +133,37 @@ def test_grouped_aggregates_after_distinct_ones_are_refused_with_the_reason(cyph
     ],
 )
 def test_aggregates_that_the_engine_gets_right_pass(cypher: str) -> None:
+    check_survivable(check_query(cypher))
+
+
+@pytest.mark.parametrize(
+    "cypher",
+    [
+        "MATCH p = (a)-[:DIRECT*1..2]->(b) WHERE all(x IN relationships(p) WHERE x.weight > 0) RETURN p",
+        "MATCH p = (a)-[e:DIRECT|VIA_HEAD*2]->(b) WITH p RETURN ANY( x IN nodes(p) WHERE x.layer = 1)",
+    ],
+)
+def test_quantifiers_over_paths_of_variable_length_are_refused_with_the_reason(cypher: str) -> None:
+    with pytest.raises(AtlasError, match="write the hops out"):
+        check_survivable(check_query(cypher))
+
+
+@pytest.mark.parametrize("cypher", ["MATCH (n:Feature:Token) RETURN n", "MATCH (:Feature:Token) RETURN 1"])
+def test_two_labels_are_refused_with_the_reason(cypher: str) -> None:
+    with pytest.raises(AtlasError, match="one label"):
+        check_survivable(check_query(cypher))
+
+
+@pytest.mark.parametrize(
+    "cypher",
+    [
+        "MATCH p = (a)-[r]->(b) WHERE all(x IN relationships(p) WHERE x.weight > 0) RETURN p",
+        "MATCH (a)-[r:DIRECT*1..2]->(b) RETURN count(*) * 2",
+        "MATCH (n:Feature|Token) RETURN {a: n.key, b: n.id}",
+        "RETURN all(x IN [1, 2 * 3] WHERE x > 0)",
+    ],
+)
+def test_what_only_looks_like_it_passes(cypher: str) -> None:
     check_survivable(check_query(cypher))
 
 
