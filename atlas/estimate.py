@@ -38,7 +38,7 @@ TAIL: dict[str, dict[float, float]] = {
     "VIA_HEAD": {2: 4.3e-2, 3: 3.7e-3, 4: 4.3e-4, 5: 1.3e-4, 6: 6.4e-5, 8: 2.6e-5, 10: 1.34e-5, 15: 3.3e-6},
 }  # z -> share of the pairs beyond it
 SHARE = 1e-4
-BYTES = {"artifacts": 80, "database": 46, "arrays": 40}  # of an edge, measured on the demo's atlas
+BYTES = {"artifacts": 105, "database": 50, "arrays": 34}  # of an edge, measured on the demo's atlas
 OVERHEAD = {"DIRECT": 1.2, "VIA_HEAD": 1.7, "EMBEDS": 1.2, "PROMOTES": 1.2}
 OVERHEAD_BF16 = {"DIRECT": 0.7, "VIA_HEAD": 1.0, "EMBEDS": 0.7, "PROMOTES": 0.7}
 """Time over the bare float32 product's, where the processor multiplies bf16 and where it does not."""

@@ -129,7 +129,7 @@ class _Block:
     def row(self) -> tuple[Any, ...]:
         share = self.kept / self.total if self.total else None
         spread = (self.squares / self.sampled) ** 0.5 if self.sampled else None
-        return self.pairs, self.edges, share, self.floor, spread, self.sampled
+        return self.pairs, self.edges, share, round(self.floor), spread, self.sampled
 
 
 def _by_type(store: Store) -> Table:
@@ -154,9 +154,9 @@ def _blocks(store: Store) -> dict[tuple[str, int, int], _Block]:
         if identity in seen or row["target"] not in layer_of:
             continue  # two rules looked at the same pairs
         seen.add(identity)
-        blocks.setdefault(_place(row, layer_of, layer_of[row["target"]]), _Block()).survey(row)
+        blocks.setdefault(_place(row, layer_of, layer_of.get(row.get("target"), -1)), _Block()).survey(row)
     for row in _figures(store, SELECTIONS, "kept"):
-        block = blocks.setdefault(_place(row, layer_of, layer_of[row["target"]]), _Block())
+        block = blocks.setdefault(_place(row, layer_of, layer_of.get(row.get("target"), -1)), _Block())
         block.edges += row["edges"]
         block.kept += row["total"]
     return blocks

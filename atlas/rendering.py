@@ -53,7 +53,7 @@ def cell(column: str, value: Any) -> str:
         return str(value) if column in ("number", "id", "layer") else f"{value:,}"
     if isinstance(value, float):
         if column.endswith("share"):
-            return f"{100 * value:.1f} %"
+            return f"{100 * value:.3g} %"
         if column.endswith("seconds"):
             return _duration(value)
         return _plain(value, "+" if _signed(column) else "")
