@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from atlas.errors import AtlasError
-from atlas.store.guard import Token
+from atlas.store.guard import CLAUSES, Token
 
 __all__ = ["check_survivable"]
 
@@ -90,7 +90,7 @@ def _projections(found: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 def _check_quantifiers(found: Sequence[Token]) -> None:
-    starts = [i for i, token in enumerate(found) if token.text == "["]
+    starts = [i for i, token in enumerate(found) if i and token.text == "[" and found[i - 1].text == "-"]
     lengths = (found[i : i + 8] for i in starts)
     if not any(token.text == "*" and token.depth > part[0].depth for part in lengths for token in part):
         return
@@ -98,7 +98,7 @@ def _check_quantifiers(found: Sequence[Token]) -> None:
         quantifies = token.keyword in ("ALL", "ANY", "NONE", "SINGLE")
         if quantifies and found[i + 1].text == "(" and found[i + 3].text.upper() == "IN":
             raise AtlasError(
-                f"{token.keyword.lower()}(…) together with a path of variable length crashes the engine; write "
+                f"{token.keyword.lower()}(…) over a path of variable length crashes the engine; write "
                 "the hops out: MATCH (a)-[r]->(b)-[s]->(c) WHERE r.weight > 0 AND s.weight > 0"
             )
 
