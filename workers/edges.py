@@ -121,7 +121,6 @@ def _counts(pairs: Pairs, target: str, sources: list[dict[str, Any]]) -> list[di
             {
                 "source": sources[place]["hash"] if head < 0 else "",
                 "target": target,
-                "target": target,
                 "layer": layer,
                 "head": head,
                 "edges": int(block.sum()),

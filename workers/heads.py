@@ -216,7 +216,9 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
                     divided(b[:, place], readers.norms.length),
                     readers.norms.length,
                     stacked.scale[sample],
-                    search.bounds(layer=-1, head=(layer, numbers[place])),
+                    readers.norms.scale,
+                    rule,
+                    search.least(layer=-1, head=(layer, numbers[place])),
                     readers.rho.shape[1],
                 )
             pairs = Pairs.joined(parts).sorted()

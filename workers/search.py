@@ -35,8 +35,7 @@ class Search:
             self._found.append((_all_pairs(len(rows), len(columns)), [], rows, columns, []))
             return
         groups = [_group(top, layer, head) for top in self._tops]
-        bounds = self.bounds(layer=layer, head=head)
-        assert bounds is not None
+        bounds = filter_bounds(self._rule, self._rows, self._width, self._stacked(groups))
         found = scan(rows, columns, bounds)
         for leaf, group in enumerate(groups):
             self._heaps[leaf, group] = bounds.heaps[leaf, :, : self._tops[leaf].k]
@@ -62,12 +61,11 @@ class Search:
         self._found = []
         return remaining
 
-    def bounds(self, *, layer: int, head: tuple[int, int] | None = None) -> RowBounds | None:
-        """What a cosine of such a block must exceed by now; None where everything is kept."""
-        if isinstance(self._rule, Everything):
-            return None
-        heaps = self._stacked([_group(top, layer, head) for top in self._tops])
-        return filter_bounds(self._rule, self._rows, self._width, heaps)
+    def least(self, *, layer: int, head: tuple[int, int] | None = None) -> dict[Top, np.ndarray]:
+        """(R,) for each top-k leaf: about the size that its k-th member into each row has by now."""
+        groups = [_group(top, layer, head) for top in self._tops]
+        heaps = self._stacked(groups)[:, :, 0]
+        return {top: heaps[leaf] * self._rows.weight for leaf, top in enumerate(self._tops)}
 
     def _stacked(self, groups: list[Hashable]) -> np.ndarray:
         sizes = tuple(top.k for top in self._tops)

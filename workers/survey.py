@@ -9,13 +9,15 @@ pairs they rest, and equals `pairs` where the block was small enough to be read 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from workers.operands import RowBounds
+from ingest.rules import Absolute, All_, Any_, Rule, Top, Z
+from workers.selection import tops
 
 __all__ = ["Survey", "chosen", "rotation"]
 
@@ -53,7 +55,9 @@ class Survey:
         read: np.ndarray,
         read_length: np.ndarray,
         scale: np.ndarray,
-        bounds: RowBounds | None,
+        free: np.ndarray,
+        rule: Rule,
+        least: Mapping[Top, np.ndarray],
         width: int,
     ) -> None:
         """Adds one block.
@@ -66,9 +70,12 @@ class Survey:
         x, lost = (_cosines(unit, read) for unit, _ in (written, turned))
         weight = np.abs(x) * written[1][:, None] * read_length
         share = size / max(len(x), 1)
-        passing = (
-            lost.size if bounds is None else int(_passing(np.abs(lost), turned[1] * scale, bounds).sum())
+        sizes, lost_sizes = (
+            np.abs(cosine) * (length * scale)[:, None] * (read_length * free)
+            for cosine, (_, length) in ((x, written), (lost, turned))
         )
+        own = _least_per_source(rule, sizes)
+        passing = int(_passing(rule, np.abs(lost) * np.sqrt(width), lost_sizes, {**least, **own}).sum())
         counts = np.bincount(np.frexp(weight[weight > 0])[1] + 64, minlength=1)
         self.rows.append(
             {
@@ -87,10 +94,27 @@ def _cosines(unit: np.ndarray, read: np.ndarray) -> np.ndarray:
     return (torch.from_numpy(unit).float() @ torch.from_numpy(read).float().T).numpy()  # (S, R)
 
 
-def _passing(size: np.ndarray, weight: np.ndarray, bounds: RowBounds) -> np.ndarray:
-    plain = size > bounds.floor
-    weighted = size * weight[:, None] > bounds.weighted_floor
-    keep = plain & weighted if bounds.every else plain | weighted
-    for heap in bounds.heaps:
-        keep |= (size * weight[:, None] > heap[:, 0]) & (heap[:, 0] > 0)
-    return keep
+def _passing(rule: Rule, z: np.ndarray, sizes: np.ndarray, least: Mapping[Top, np.ndarray]) -> np.ndarray:
+    """Mask (S, R) of the pairs that the rule would keep among the block's own."""
+    match rule:
+        case Any_(rules=rules):
+            return np.logical_or.reduce([_passing(inner, z, sizes, least) for inner in rules])
+        case All_(rules=rules):
+            return np.logical_and.reduce([_passing(inner, z, sizes, least) for inner in rules])
+        case Absolute(tau=tau):
+            return sizes > tau
+        case Z(z=threshold):
+            return z > threshold
+        case Top():
+            return (sizes > least[rule]) & (sizes > 0)
+    return np.ones(z.shape, bool)
+
+
+def _least_per_source(rule: Rule, sizes: np.ndarray) -> dict[Top, np.ndarray]:
+    """(S, 1) what the k-th member of a top k per source has within this block."""
+    found = {}
+    for top in tops(rule, per_source=True):
+        beyond = sizes.shape[1] - top.k
+        column = np.partition(sizes, beyond, axis=1)[:, beyond] if beyond >= 0 else np.zeros(len(sizes))
+        found[top] = column[:, None]
+    return found

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingest.rules import rule_from_data
-from workers.operands import RowBounds
+from ingest.rules import Rule, Top, rule_from_data
 from workers.pairs import Pairs, PairWriter
 from workers.products import direct_pairs
 from workers.search import Search
@@ -49,7 +48,7 @@ def direct_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
     for place, (source, found) in enumerate(zip(sources, search.finish(), strict=True)):
         writers = vectors.writers(source, readers.cut)
         parts.append(direct_pairs(found, place, writers, readers))
-        _survey(survey, writers, readers, search.bounds(layer=source.layer))
+        _survey(survey, writers, readers, rule, search.least(layer=source.layer))
     with PairWriter(out) as writer:
         pairs = Pairs.joined(parts).sorted()
         pairs = pairs.where(local_choice(rule, pairs, layers))
@@ -58,7 +57,9 @@ def direct_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
     return Done({"survey": survey.rows})
 
 
-def _survey(survey: Survey, writers: Writers, readers: Readers, bounds: RowBounds | None) -> None:
+def _survey(
+    survey: Survey, writers: Writers, readers: Readers, rule: Rule, least: dict[Top, np.ndarray]
+) -> None:
     width = readers.rho.shape[1]
     sample = chosen(survey.seed, len(writers.omega), SOURCES)
     length = writers.norms.length[sample]
@@ -71,6 +72,8 @@ def _survey(survey: Survey, writers: Writers, readers: Readers, bounds: RowBound
         divided(readers.rho, readers.norms.length),
         readers.norms.length,
         writers.norms.scale[sample],
-        bounds,
+        readers.norms.scale,
+        rule,
+        least,
         width,
     )
