@@ -109,6 +109,10 @@ FAMILIES: dict[str, Family] = {
         needs=(("apply_residual_connection_post_layernorm", False,
                 "puts its norms on the residual stream itself"),),
     ),
+    "mpt": Family(
+        "MptForCausalLM", centred=True, eps="layer_norm_epsilon", positions="alibi", gated=False,
+        activation="=gelu", kv_heads="num_attention_heads",
+    ),
     "stablelm": Family(
         "StableLmForCausalLM", **_LAYER_NORM, eps="layer_norm_eps", parallel="use_parallel_residual",
         one_norm="use_parallel_residual",
@@ -174,12 +178,11 @@ _REFUSED: dict[str, str] = {
          "phimoe", "dbrx", "jetmoe", "llama4", "llama4_text", "deepseek_v2", "deepseek_v3", "glm4_moe",
          "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2"), _EXPERTS),
     "gpt_oss": "has attention sinks (pattern rows sum to less than 1) and experts",
-    "gemma3": "is an image-and-text model; save its language model alone (gemma3_text)",
     "gemma3n_text": "keeps several streams and per-layer embeddings",
     "gemma3n": "keeps several streams and per-layer embeddings",
-    "mpt": "is not checked: its configuration may clip queries, keys and values",
     "openai-gpt": "puts its norms on the residual stream itself",
     "ctrl": "has attention whose factors TransformerBridge does not offer",
+    "apertus": "has an activation with parameters of its own (xIELU)",
     "xglm": "has positions that are no tensor of the model",
 }  # fmt: skip
 
@@ -202,10 +205,9 @@ def read_facts(config: Any, dtype: str, where: object) -> Facts:
             f"{', '.join(sorted(FAMILIES))}"
         )
     for key, needed, reason in (*family.needs, _NO_CLIP):
-        if getattr(config, key, needed) != needed:
-            raise InputError(
-                f"{where}: {model_type} with {key}={getattr(config, key)!r} is refused: it {reason}"
-            )
+        for part in (config, getattr(config, "attn_config", None)):
+            if (value := getattr(part, key, needed)) != needed:
+                raise InputError(f"{where}: {model_type} with {key}={value!r} is refused: it {reason}")
     if getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size:
         raise InputError(
             f"{where}: {model_type} with word_embed_proj_dim={config.word_embed_proj_dim} is refused: its "
@@ -273,7 +275,7 @@ def _d_mlp(config: Any) -> int:
         width = getattr(config, key, None)
         if width:
             return int(width)
-    return 4 * config.hidden_size
+    return getattr(config, "expansion_ratio", 4) * config.hidden_size
 
 
 def _attention_scales(rule: str, config: Any, d_head: int) -> tuple[float, ...]:

