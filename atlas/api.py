@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atlas import lookups
 from atlas.answers import Answer, Table
@@ -32,6 +32,9 @@ from atlas.keys import (
 from atlas.lookups import FEATURE_TYPES
 from atlas.store import Store, open_store
 from atlas.store.limit import limited
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Atlas", "Feature", "open"]
 
@@ -190,6 +193,15 @@ class Atlas:
         from atlas.export import export
 
         return export(self, Path(out), **options)
+
+    def to_networkx(self, around: str | None = None, **options: Any) -> nx.MultiDiGraph:
+        """The atlas, or a part of it, as a networkx graph: nodes by key, edges with their `type`.
+
+        around and options: see `atlas.selection.select`. Needs networkx.
+        """
+        from atlas.networks import to_networkx
+
+        return to_networkx(self, around=around, **options)
 
     def ends(self, text: str) -> tuple[str, list[tuple[int, str]]]:
         """What an end of a path means: ("feature" or "token", [(id, text)]). Raises AtlasError."""

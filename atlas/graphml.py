@@ -14,18 +14,11 @@ from types import TracebackType
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from atlas.columns import Column, Kind
+from atlas.columns import Column
 
 __all__ = ["GraphMLWriter"]
 
 _ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_TYPES = {
-    Kind.INT: "long",
-    Kind.SMALL_INT: "int",
-    Kind.DOUBLE: "double",
-    Kind.FLOAT: "double",
-    Kind.BOOLEAN: "boolean",
-}
 
 
 def _xml_text(value: Any) -> str:
@@ -52,7 +45,7 @@ class GraphMLWriter:
         for domain, tables in (("node", nodes), ("edge", edges)):
             self._declare(domain, "labels" if domain == "node" else "type", "string")
             for column in (column for columns in tables.values() for column in columns):
-                self._declare(domain, column.name, _TYPES.get(column.kind, "string"))
+                self._declare(domain, column.name, column.kind.neo4j)
         self._file.write('<graph edgedefault="directed">\n')
 
     def _declare(self, domain: str, name: str, type: str) -> None:

@@ -126,7 +126,7 @@ def _rows(label: str, given: pa.Table, **derived: Any) -> pa.Table:
 
 
 def _gather(table: str, files: list[ArtifactFile], step_ids: Mapping[str, int]) -> pa.Table:
-    """The rows of all files of one table, each with the id of its step; none where the last run was removed."""
+    """The rows of all files of one table, each with the id of its step; none where no run is left."""
     parts = []
     for file in files:
         rows = file.read()

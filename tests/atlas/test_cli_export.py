@@ -90,6 +90,20 @@ def test_a_neighbourhood_is_what_the_strongest_edges_reach(small, opened, tmp_pa
     assert set(only.nodes) == {start} and only.number_of_edges() == 0
 
 
+def test_the_networkx_graph_is_what_the_graphml_holds(opened, tmp_path):
+    options = {"around": "n1[3]", "hops": 1, "top": 3}
+    in_memory = opened.to_networkx(**options)
+    written = nx.read_graphml(export_to(opened, tmp_path / "near.graphml", **options))
+    assert set(in_memory.nodes) == set(written.nodes) and in_memory.number_of_edges() > 20
+    for key, values in in_memory.nodes(data=True):
+        if key.count("/") > 1:  # a token's text may hold what XML does not
+            assert values == written.nodes[key]
+    rows = [sorted((a, b, tuple(sorted(data.items(), key=str))) for a, b, data in graph.edges(data=True))
+            for graph in (in_memory, written)]  # fmt: skip
+    assert [row[:2] for row in rows[0]] == [row[:2] for row in rows[1]]
+    assert {row[2] for row in rows[0]} == {tuple(i for i in row[2] if i[0] != "id") for row in rows[1]}
+
+
 def export_to(opened, path, **options):
     export(opened, path, **options)
     return path
