@@ -7,7 +7,8 @@ Pairs are counted exactly, by the order of writes and reads. Edges follow a stat
                     directions would give far fewer, a trained dictionary may give more
     |V| > τ         not to be known from headers: taken as SHARE of the pairs
     top k           k for each group that the rule names, and no more than there are pairs
-    any / all       the sum (at most all pairs) / the smallest
+    any             the sum, at most all pairs
+    all             the geometric mean of the least and of what independent rules would keep together
 
 Time is operations over the rate of a matrix product measured on this machine, times what the steps were
 measured to take beyond the bare product.
@@ -132,7 +133,7 @@ def estimate(spec: Spec, *, workers: int | None = None, rate: float | None = Non
 def _rules_note(spec: Spec) -> str:
     said = [
         "Pairs are exact. Edges by rule: z as on SmolLM2-135M's neurons; top k by its number of groups; |V| >"
-        f" τ as {SHARE:g} of the pairs; any as the sum, all as the least.",
+        f" τ as {SHARE:g} of the pairs; any as the sum; all between the least and independent rules.",
         "Time: operations over this machine's matrix product, and what the steps take beyond it; opening the"
         " models comes on top.",
     ]
@@ -211,10 +212,18 @@ def _kept(
             }[per]
             total = min(groups * k, every)
             return {type: total * count / every if every else 0.0 for type, count in pairs.items()}
-        case Any_(rules=rules) | All_(rules=rules):
+        case Any_(rules=rules):
             parts = [_kept(inner, pairs, rows, sources, heads) for inner in rules]
-            joined = sum if isinstance(rule, Any_) else min
-            return {type: min(joined([part[type] for part in parts]), count) for type, count in pairs.items()}
+            return {type: min(sum(part[type] for part in parts), count) for type, count in pairs.items()}
+        case All_(rules=rules):
+            parts = [_kept(inner, pairs, rows, sources, heads) for inner in rules]
+            return {type: _all_of([part[type] for part in parts], count) for type, count in pairs.items()}
+
+
+def _all_of(kept: list[float], pairs: int) -> float:
+    """Between rules that agree (the least) and rules that know nothing of each other: the geometric mean."""
+    independent = pairs * math.prod(part / pairs for part in kept) if pairs else 0.0
+    return math.sqrt(min(kept) * independent)
 
 
 def tail(type: str, z: float) -> float:
