@@ -111,7 +111,7 @@ class ResidualModel:
         if self.ln_final.bias is not None:
             for lo in range(0, self.facts.d_vocab, 4096):
                 rows = self.unembedding(lo, lo + 4096)
-                total[lo : lo + 4096] += (rows * self.ln_final.bias).sum(-1)
+                total[lo : lo + 4096] += row_sums(rows * self.ln_final.bias)[:, 0]
         return total
 
     def token_texts(self) -> list[str]:
@@ -164,11 +164,11 @@ class ResidualModel:
         weights, heads = self.layers[layer], self.facts.n_heads
         value = torch.zeros(self.facts.n_kv_heads, self.facts.d_head, dtype=torch.float64)
         if weights.ln1.bias is not None:
-            value += (weights.ln1.bias[None, :, None] * weights.W_V.double()).sum(1)
+            value += row_sums(weights.ln1.bias * weights.W_V.double().transpose(1, 2))[..., 0]
         if weights.b_V is not None:
             value += weights.b_V.double()
         by_head = value[[self.kv(head) for head in range(heads)]]  # (n_heads, d_head)
-        return (by_head[:, :, None] * self.W_O(layer)).sum(1)
+        return row_sums(by_head[:, None, :] * self.W_O(layer).transpose(1, 2))[..., 0]
 
     def output_bias(self, layer: int) -> torch.Tensor:
         """(d_model,) float64: b_O as it joins, divided at run time by σ_post1."""
