@@ -93,7 +93,8 @@ edges: [{{types: DIRECT, keep: {{any: [{{z: 3}}, {{absolute: 1}}]}}}}]
 
 def test_time_goes_with_the_rate_and_the_threads(model):
     spec = parse_spec(
-        f'{{atlas: 1, models: {{m: {{path: "{model}"}}}}, dictionaries: {{n: {{model: m, format: neurons}}}}}}'
+        f'{{atlas: 1, models: {{m: {{path: "{model}"}}}},'
+        " dictionaries: {n: {model: m, format: neurons}}}"
     )
     times = [
         estimate(spec, workers=w, rate=r).to_json()["computing_seconds"]
