@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atlas.errors import AtlasError
-from atlas.store.base import Store
+from atlas.store.contract import Store
 from atlas.store.result import Result
 
 __all__ = ["Result", "Store", "open_store"]

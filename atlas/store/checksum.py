@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from atlas.schema import NODES, RELATIONSHIPS
-from atlas.store.base import Store
+from atlas.store.contract import Store
 
 __all__ = ["content_checksum"]
 

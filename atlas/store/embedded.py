@@ -16,7 +16,7 @@ import ladybug
 from atlas.errors import AtlasError
 from atlas.folder import AtlasFolder
 from atlas.schema import NODES, RELATIONSHIPS
-from atlas.store.base import Store
+from atlas.store.contract import Store
 from atlas.store.guard import Token, check_parameters, check_query
 from atlas.store.result import Result
 from atlas.store.survivable import check_survivable
