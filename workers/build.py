@@ -13,6 +13,8 @@ share its results.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -105,6 +107,9 @@ class ModelPlan:
         self.spec, self.model, self.sets = spec, model, sets
         self.blocks = [block for name, found in sets.items() for block in self._blocks(name, found)]
         self.sources: dict[str, Path] = {f"model:{model.hash}": Path(model.source)}
+        self.texts = hashlib.sha256(json.dumps(model.token_texts()).encode()).hexdigest()
+        if model.tokenizer:
+            self.sources[f"texts:{self.texts}"] = model.tokenizer
         for block in self.blocks:
             source = sets[block.set].source
             if source is not None:
@@ -137,7 +142,9 @@ class ModelPlan:
 
     def steps(self, name: str) -> Iterator[Step]:
         """All steps, in the order in which they should begin."""
-        yield self._step("model", {"name": name}, [], f"{name}: tokens and heads")
+        tokenizer = {"tokenizer": f"texts:{self.texts}"} if self.model.tokenizer else {}
+        params = {"name": name, "texts": self.texts}
+        yield self._step("model", params, [], f"{name}: tokens and heads", inputs=tokenizer)
         for set_name, found in self.sets.items():
             row = {
                 "name": set_name,

@@ -26,7 +26,8 @@ def _row(folder: Path, table: str, values: Mapping[str, Any]) -> None:
 
 
 def model_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Context) -> Done:
-    """models, tokens and heads. params: name. inputs: model."""
+    """models, tokens and heads. params: name, texts (a hash of the tokens'). inputs: model, and the tokenizer
+    where it is not the model's own."""
     model = Vectors(step, inputs, context).model
     facts = model.facts
     _row(
@@ -51,7 +52,7 @@ def model_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
             "facts": json.dumps(asdict(facts), sort_keys=True, default=str),
         },
     )
-    texts = model.token_texts()
+    texts = model.token_texts(inputs.get("tokenizer"))
     write_table(
         out,
         "tokens",

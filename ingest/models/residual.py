@@ -114,9 +114,15 @@ class ResidualModel:
                 total[lo : lo + 4096] += row_sums(rows * self.ln_final.bias)[:, 0]
         return total
 
-    def token_texts(self) -> list[str]:
-        """What each of the d_vocab ids reads as; see ingest.models.token_texts."""
-        return token_texts(self._source, self.facts.d_vocab, self._tokenizer)
+    @property
+    def tokenizer(self) -> Path | None:
+        """Where token texts come from, where that is not the model itself."""
+        return self._tokenizer
+
+    def token_texts(self, tokenizer: Path | None = None) -> list[str]:
+        """What each of the d_vocab ids reads as, by `tokenizer` or the model's own; see
+        ingest.models.token_texts."""
+        return token_texts(self._source, self.facts.d_vocab, tokenizer or self._tokenizer)
 
     # --- attention ------------------------------------------------------------------------------------------
 
