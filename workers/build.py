@@ -143,7 +143,7 @@ class ModelPlan:
     def steps(self, name: str) -> Iterator[Step]:
         """All steps, in the order in which they should begin."""
         tokenizer = {"tokenizer": f"texts:{self.texts}"} if self.model.tokenizer else {}
-        params = {"name": name, "texts": self.texts}
+        params: dict[str, Any] = {"name": name, "texts": self.texts}
         yield self._step("model", params, [], f"{name}: tokens and heads", inputs=tokenizer)
         for set_name, found in self.sets.items():
             row = {
