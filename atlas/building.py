@@ -89,7 +89,7 @@ def check_place(path: Path) -> None:
         raise AtlasError(f"{path}: exists and is not a folder")
     if (path / "atlas.json").exists():
         AtlasFolder.open(path)
-    elif any(path.iterdir()):
+    elif any(not part.name.startswith(".atlas.json.") for part in path.iterdir()):  # killed while making it
         raise AtlasError(f"{path}: exists and is no atlas; choose another place with --out")
 
 

@@ -68,6 +68,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _remove_dead_writes(folder: Path) -> None:
+    """Removes what `write_atomically` left in a folder when its process was killed."""
+    for path in folder.glob(".*.*"):
+        pid = path.suffix[1:]
+        if not pid.isdecimal() or not path.is_file():
+            continue
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (PermissionError, OverflowError):
+            continue  # another user's process, which lives; no process's number
+
+
 class HeldGeneration:
     """A generation kept from removal while this object is open."""
 
@@ -97,17 +111,19 @@ class AtlasFolder:
         """Makes the folder if it is not there, and checks it if it is."""
         folder = cls(Path(path))
         if folder.marker.exists():
-            return cls.open(path)
+            cls.open(path)
+        else:
+            with disk_errors(folder.path):
+                try:
+                    folder.path.mkdir(parents=True, exist_ok=True)
+                except (FileExistsError, NotADirectoryError) as error:
+                    raise AtlasError(f"{folder.path}: exists and is not a folder") from error
+            # First of all: what is killed from here on has left an atlas, which the next call goes on with.
+            marker = {"schema": SCHEMA_VERSION, "artifacts": "artifacts"}
+            write_atomically(folder.marker, json.dumps(marker) + "\n")
         with disk_errors(folder.path):
-            try:
-                folder.path.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                raise AtlasError(f"{folder.path}: exists and is not a folder") from error
             for part in ("specs", "runs", "artifacts", "db", "csr"):
                 (folder.path / part).mkdir(exist_ok=True)
-        write_atomically(
-            folder.marker, json.dumps({"schema": SCHEMA_VERSION, "artifacts": "artifacts"}) + "\n"
-        )
         return folder
 
     @classmethod
@@ -207,11 +223,11 @@ class AtlasFolder:
 
     def new_generation(self) -> str:
         """Makes the folders of a generation after all others. The caller holds the writer's lock."""
-        taken = [int(p.name) for p in (self.path / "db").iterdir() if p.name.isdigit()]
+        taken = [int(p.name) for p in (self.path / "db").glob("*") if p.name.isdigit()]
         name = f"{max([*taken, int(self.current() or 0)]) + 1:06d}"
         with disk_errors(self.path):
-            self.generation(name).mkdir()
-            self.arrays(name).mkdir()
+            self.generation(name).mkdir(parents=True)
+            self.arrays(name).mkdir(parents=True)
             (self.generation(name) / "held").touch()
         return name
 
@@ -237,8 +253,13 @@ class AtlasFolder:
         return True
 
     def remove_old_generations(self) -> None:
-        """Removes every generation but the current one that nobody holds, half-built ones included."""
+        """Removes every generation but the current one that nobody holds, and what killed processes left.
+
+        The caller holds the writer's lock.
+        """
         current = self.current()
-        names = {p.name for part in ("db", "csr") for p in (self.path / part).iterdir() if p.name.isdigit()}
+        names = {p.name for part in ("db", "csr") for p in (self.path / part).glob("*") if p.name.isdigit()}
         for name in sorted(names - {current}):
             self.remove_generation(name)
+        for place in (self.path, self.path / "specs", self.runs):
+            _remove_dead_writes(place)

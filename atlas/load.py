@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -86,9 +86,7 @@ def load_run(
         runs = {run.run: run for run in loaded_runs(folder) if run.run not in replace}
         runs[manifest.run] = manifest
         report = _generation(folder, list(runs.values()), progress, memory)
-        manifest.write(folder)
-        for name in set(replace) - {manifest.run}:
-            (folder.runs / f"{name}.json").unlink(missing_ok=True)
+        _keep_manifests(folder, runs.values())
     return report
 
 
@@ -112,7 +110,7 @@ def remove_run(atlas: str | Path, run: str, progress: Progress | None = None) ->
                 f"{folder.path}: no run {run}; there are {', '.join(r.run for r in runs) or 'none'}"
             )
         report = _generation(folder, left, progress, None)
-        (folder.runs / f"{run}.json").unlink(missing_ok=True)
+        _keep_manifests(folder, left)
     return report
 
 
@@ -135,10 +133,7 @@ def remove_model(atlas: str | Path, model: str, progress: Progress | None = None
         left = [run.without(own) for run in runs]
         left = [run for run in left if with_rows & {step.name for step in run.steps}]
         report = _generation(folder, left, progress, None)
-        for run in left:
-            run.write(folder)
-        for name in {run.run for run in runs} - {run.run for run in left}:
-            (folder.runs / f"{name}.json").unlink(missing_ok=True)
+        _keep_manifests(folder, left)
     return report
 
 
@@ -152,6 +147,16 @@ def loaded_runs(folder: AtlasFolder) -> list[RunManifest]:
     except FileNotFoundError as error:
         raise AtlasError(f"{folder.path}: generation {current} is missing; build again") from error
     return [RunManifest.from_json(run) for run in contents["runs"]]
+
+
+def _keep_manifests(folder: AtlasFolder, runs: Iterable[RunManifest]) -> None:
+    """Makes `runs/` what is loaded, also where a load was killed between its switch and this."""
+    manifests = {f"{run.run}.json": run for run in runs}
+    for run in manifests.values():
+        run.write(folder)
+    for path in folder.runs.glob("*.json"):
+        if path.name not in manifests:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
