@@ -39,8 +39,8 @@ class Z:
 
 @dataclass(frozen=True)
 class Top:
-    """The k largest |V| per target (and type, source layer or head), or per source; free scales as in
-    Absolute."""
+    """The k largest |V| per target (and type, source layer or head), per source, or per block: a pair of
+    dictionaries for DIRECT, a head for VIA_HEAD. Free scales as in Absolute."""
 
     k: int
     per: str = "target"
@@ -63,7 +63,7 @@ class All_:
 Rule = Everything | Absolute | Z | Top | Any_ | All_
 
 DEFAULT_RULE = Z(6.0)
-PER = ("target", "target×type", "target×source_layer", "target×head", "source")
+PER = ("target", "target×type", "target×source_layer", "target×head", "source", "block")
 _FORMS = (
     "'everything', {absolute: number}, {z: number}, {top: number, per: target}, {any: [rules]}"
     " or {all: [rules]}"

@@ -41,10 +41,10 @@ REGISTRY: Registry = {
     "model": (1, model_step),
     "set": (1, set_step),
     "dictionary": (1, dictionary_step),
-    "direct": (2, direct_step),
-    "heads": (2, heads_step),
+    "direct": (3, direct_step),
+    "heads": (3, heads_step),
     "members": (1, members_step),
-    "select": (2, select_step),
+    "select": (3, select_step),
     "rank": (1, rank_step),
     "embeds": (1, embeds_step),
     "promotes": (1, promotes_step),
@@ -326,7 +326,7 @@ class CandidateSteps:
                 yield step, sources, targets
 
     def _member_steps(self) -> Iterator[tuple[Step, list[Block]]]:
-        if not tops(self._rule, per_source=True):
+        if not tops(self._rule, "source"):
             return
         for source in self._graph.blocks:
             inputs: dict[str, str] = {}

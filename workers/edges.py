@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.rules import Top, rule_from_data
-from workers.pairs import READINGS, Pairs, PairWriter, read_pairs
+from ingest.rules import rule_from_data
+from workers.pairs import READINGS, Pairs, PairWriter, read_pairs, write_members
 from workers.selection import keeps, ranks, tops, within_top
+from workers.sides import DictionaryEntry
 from workers.steps import Context, Done, Step
 from workers.tables import repeated, write_table
 
@@ -49,15 +50,12 @@ def members_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Con
     `pairs`.
     """
     rule = rule_from_data(step.params["rule"])
-    source, targets = step.params["source"]["hash"], _places(step.params["targets"])
-    pairs = _candidates(inputs, "pairs", {source: 0}, targets)
-    for number, top in enumerate(tops(rule, per_source=True)):
-        folder = out / str(number)
-        folder.mkdir()
+    source = DictionaryEntry(**step.params["source"])
+    targets = [DictionaryEntry(**entry) for entry in step.params["targets"]]
+    pairs = _candidates(inputs, "pairs", {source.hash: 0}, _places(step.params["targets"]))
+    for number, top in enumerate(tops(rule, "source")):
         chosen = pairs.where(within_top(top, pairs, np.zeros(1, int)))
-        with PairWriter(folder) as writer:
-            for target, place in targets.items():
-                writer.write(source, target, chosen.where(chosen.target_dictionary == place))
+        write_members(out / str(number), chosen, [source], targets)
     return Done()
 
 
@@ -75,17 +73,12 @@ def select_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
         rule, sources = rule_from_data(group["rule"]), _places(group["sources"])
         layers = np.array([entry["layer"] for entry in group["sources"]])
         pairs = _candidates(inputs, f"{number}:pairs", sources, {target: 0})
-        members: dict[Top, np.ndarray] = {}
-        for leaf, top in enumerate(tops(rule, per_source=True)):
-            folders = [
-                path / str(leaf)
-                for role, path in sorted(inputs.items())
-                if role.startswith(f"{number}:members")
-            ]
-            chosen = Pairs.joined(
-                found for path in folders for found in read_pairs(path, sources, {target: 0})
-            )
-            members[top] = _among(pairs, chosen)
+        members = {}
+        for leaf, top in enumerate(tops(rule, "source")):
+            members[top] = _among(pairs, inputs, f"{number}:members", str(leaf), sources, target)
+        for leaf, top in enumerate(tops(rule, "block")):
+            through = _among(pairs, inputs, f"{number}:pairs:heads", f"block{leaf}", sources, target)
+            members[top] = np.where(pairs.head < 0, within_top(top, pairs, layers), through)
         pairs = pairs.where(keeps(rule, pairs, layers, members))
         there = np.array([everyone[entry["hash"]] for entry in group["sources"]], np.int32)
         kept.append(replace(pairs, source_dictionary=there[pairs.source_dictionary]))
@@ -98,16 +91,20 @@ def select_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
     return Done({"kept": _counts(pairs, target, step.params["sources"])})
 
 
-def _among(pairs: Pairs, chosen: Pairs) -> np.ndarray:
-    """Mask of the pairs that are also in `chosen`."""
-    both = Pairs.joined([chosen, pairs])
-    order = np.lexsort((np.arange(len(both)) >= len(chosen), *both.identity[::-1]))
+def _among(
+    pairs: Pairs, inputs: Mapping[str, Path], prefix: str, folder: str, sources: dict[str, int], target: str
+) -> np.ndarray:
+    """Mask of the pairs that stand in a folder of members, in any of the inputs whose role begins so."""
+    folders = [path / folder for role, path in sorted(inputs.items()) if role.startswith(prefix)]
+    members = Pairs.joined(found for path in folders for found in read_pairs(path, sources, {target: 0}))
+    both = Pairs.joined([members, pairs])
+    order = np.lexsort((np.arange(len(both)) >= len(members), *both.identity[::-1]))
     same = np.zeros(len(both), bool)
     if len(both):
         same[1:] = np.all([key[order][1:] == key[order][:-1] for key in both.identity], axis=0)
     mask = np.zeros(len(both), bool)
     mask[order] = same
-    return mask[len(chosen) :]
+    return mask[len(members) :]
 
 
 def _counts(pairs: Pairs, target: str, sources: list[dict[str, Any]]) -> list[dict[str, Any]]:

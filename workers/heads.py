@@ -13,8 +13,8 @@ strongly is skipped at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,10 +25,10 @@ from ingest.models import ResidualModel
 from ingest.rules import Rule, rule_from_data
 from workers.exact import dots, rounded_head_products, summation_error
 from workers.operands import Candidates, Operand
-from workers.pairs import Pairs, PairWriter
+from workers.pairs import Pairs, PairWriter, write_members
 from workers.products import z_scores
 from workers.search import Search
-from workers.selection import Norms, local_choice, tops
+from workers.selection import Norms, local_choice, tops, within_top
 from workers.sides import DictionaryEntry, Readers, divided, lengths
 from workers.steps import Context, Done, Step
 from workers.survey import SOURCES_THROUGH_HEAD, Survey, chosen, rotation
@@ -184,12 +184,14 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
     sample = chosen(step.params["seed"], len(stacked.scale), SOURCES_THROUGH_HEAD)
     turned = [_turned(each, sample, step.params["seed"], vectors) for each in through]
     survey = Survey(step.params["seed"])
+    shared: dict[Hashable, np.ndarray] = {}
+    strongest = {top: Pairs.empty() for top in tops(rule, "block")}
     with PairWriter(out) as writer:
         for done, target in enumerate(targets):
             context.progress(done, len(targets), "dictionaries")
             readers = vectors.readers(target)
             b = _product(readers.rho, q).reshape(len(readers.rho), len(numbers), -1)
-            search = Search(rule, readers.norms, readers.rho.shape[1])
+            search = Search(rule, readers.norms, readers.rho.shape[1], shared)
             blocks: list[tuple[int, int]] = []
             for place, number in enumerate(numbers):
                 context.check_cancelled()
@@ -225,13 +227,19 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
             pairs = pairs.where(local_choice(rule, pairs, layers))
             for place, source in enumerate(sources):
                 writer.write(source.hash, target.hash, pairs.where(pairs.source_dictionary == place))
+            for top, known in strongest.items():
+                here = replace(pairs, target_dictionary=np.full(len(pairs), done, np.int32))
+                both = Pairs.joined([known, here]).sorted()
+                strongest[top] = both.where(within_top(top, both, layers))
+    for number, members in enumerate(strongest.values()):
+        write_members(out / f"block{number}", members, sources, targets)
     return Done({"survey": survey.rows})
 
 
 def _blocks(rule: Rule, stacked: Stacked, layers: np.ndarray) -> list[tuple[int, int, int]]:
     """(first, last, layer) of the sources searched together: all, or a layer each where layers compete
     alone."""
-    if not any(top.per == "target×source_layer" for top in tops(rule, per_source=False)):
+    if not any(top.per == "target×source_layer" for top in tops(rule, "target")):
         return [(0, int(stacked.first[-1]), -1)]
     edges = [0, *(n for n in range(1, len(layers)) if layers[n] != layers[n - 1]), len(layers)]
     return [

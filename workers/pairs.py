@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["READINGS", "PairWriter", "Pairs", "packed", "read_pairs"]
+__all__ = ["READINGS", "PairWriter", "Pairs", "packed", "read_pairs", "write_members"]
 
 READINGS = ("in", "gate", "up")
 
@@ -119,6 +120,13 @@ def packed(keys: Sequence[np.ndarray]) -> np.ndarray | None:
     return total
 
 
+class Hashed(Protocol):
+    """A dictionary, by its hash."""
+
+    @property
+    def hash(self) -> str: ...
+
+
 class PairWriter:
     """Writes blocks of pairs into a step's folder."""
 
@@ -144,6 +152,16 @@ class PairWriter:
         self._writer.close()
         self._file.close()
         (self._folder / _BLOCKS).write_text(json.dumps(self._blocks))
+
+
+def write_members(folder: Path, members: Pairs, sources: Sequence[Hashed], targets: Sequence[Hashed]) -> None:
+    """Makes a folder of those pairs that are in a top k which spans several targets."""
+    folder.mkdir()
+    with PairWriter(folder) as writer:
+        for i, source in enumerate(sources):
+            of_source = members.where(members.source_dictionary == i)
+            for j, target in enumerate(targets):
+                writer.write(source.hash, target.hash, of_source.where(of_source.target_dictionary == j))
 
 
 def read_pairs(folder: Path, sources: Mapping[str, int], targets: Mapping[str, int]) -> Iterator[Pairs]:

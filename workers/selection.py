@@ -16,6 +16,7 @@ evaluates the rule itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,13 +44,15 @@ class Norms:
         return self.length * self.scale
 
 
-def tops(rule: Rule, *, per_source: bool) -> list[Top]:
-    """The rule's top-k leaves, in order and each once: those per source, or the others."""
+def tops(rule: Rule, over: str) -> list[Top]:
+    """The rule's top-k leaves, in order and each once, by what their groups span.
+
+    over: "target", groups within one target's pairs; "source"; "block"; or "all" of these.
+    """
     match rule:
         case Any_(rules=rules) | All_(rules=rules):
-            found = [top for inner in rules for top in tops(inner, per_source=per_source)]
-            return list(dict.fromkeys(found))
-        case Top() if (rule.per == "source") == per_source:
+            return list(dict.fromkeys(top for inner in rules for top in tops(inner, over)))
+        case Top(per=per) if over in ("all", per if per in ("source", "block") else "target"):
             return [rule]
     return []
 
@@ -67,10 +70,13 @@ def conjunctions(rule: Rule) -> list[list[Rule]]:
     return [[rule]]
 
 
-def filter_bounds(rule: Rule, rows: Norms, width: int, heaps: np.ndarray) -> RowBounds:
+def filter_bounds(
+    rule: Rule, rows: Norms, width: int, heaps: np.ndarray, least: Sequence[float] = ()
+) -> RowBounds:
     """Bounds on the cosine that no pair which the rule keeps falls short of.
 
-    rows: of the targets; width: d; heaps: for the rule's top-k leaves that are not per source (`RowBounds`).
+    rows: of the targets; width: d; heaps: for the rule's top-k leaves per target (`RowBounds`); least: for
+    those per block, a size that k pairs of the block have.
     """
     count = len(rows.length)
     never, always = np.full(count, np.inf), np.zeros(count)
@@ -83,9 +89,9 @@ def filter_bounds(rule: Rule, rows: Norms, width: int, heaps: np.ndarray) -> Row
         return z / np.sqrt(width) * (1 - SLACK), tau * (1 - SLACK)
 
     static = [leaves for leaves in conjunctions(rule) if not any(isinstance(leaf, Top) for leaf in leaves)]
-    if not static:
+    levels = [level(leaves) for leaves in static] + [(0.0, size * (1 - SLACK)) for size in least]
+    if not levels:
         return RowBounds(never, never, False, heaps)
-    levels = [level(leaves) for leaves in static]
     if len(levels) == 1:
         floor, tau = levels[0]
         weighted = tau * per_weight if tau else always
@@ -153,6 +159,11 @@ def within_top(top: Top, pairs: Pairs, source_layer: np.ndarray) -> np.ndarray:
         "target×source_layer": (*row, source_layer[pairs.source_dictionary]),
         "target×head": (*row, pairs.layer, pairs.head),
         "source": (pairs.source_dictionary, pairs.source),
+        "block": (
+            *(np.where(pairs.head < 0, at, -1) for at in (pairs.source_dictionary, pairs.target_dictionary)),
+            pairs.layer,
+            pairs.head,
+        ),
     }[top.per]
     return (ranks(pairs.size, groups) <= top.k) & (pairs.size > 0)
 
@@ -165,7 +176,7 @@ def local_choice(rule: Rule, pairs: Pairs, source_layer: np.ndarray) -> np.ndarr
     for leaves in conjunctions(rule):
         if not any(isinstance(leaf, Top) for leaf in leaves):
             mask |= np.logical_and.reduce([_leaf_mask(leaf, pairs) for leaf in leaves])
-    for top in (*tops(rule, per_source=False), *tops(rule, per_source=True)):
+    for top in tops(rule, "all"):
         mask |= within_top(top, pairs, source_layer)
     return mask & (pairs.weight != 0)
 
@@ -175,16 +186,16 @@ def keeps(
 ) -> np.ndarray:
     """Mask of the pairs that the rule keeps.
 
-    pairs: of one target dictionary, every candidate among them. members: masks of the leaves per source,
-    which only someone who sees all targets can know.
+    pairs: of one target dictionary, every candidate among them. members: masks of the leaves per source and
+    per block, which only someone who sees all targets can know.
     """
     match rule:
         case Any_(rules=rules):
             return np.logical_or.reduce([keeps(inner, pairs, source_layer, members) for inner in rules])
         case All_(rules=rules):
             return np.logical_and.reduce([keeps(inner, pairs, source_layer, members) for inner in rules])
-        case Top(per="source"):
-            return (members or {})[rule]
+        case Top() if members and rule in members:
+            return members[rule]
         case Top():
             return within_top(rule, pairs, source_layer)
         case Everything():

@@ -21,7 +21,7 @@ from workers.selection import tops
 
 __all__ = ["Survey", "chosen", "rotation"]
 
-SOURCES, SOURCES_THROUGH_HEAD = 64, 16  # sampled of each block
+SOURCES, SOURCES_THROUGH_HEAD = 64, 48  # sampled of each block
 
 
 @lru_cache(maxsize=2)
@@ -113,7 +113,7 @@ def _passing(rule: Rule, z: np.ndarray, sizes: np.ndarray, least: Mapping[Top, n
 def _least_per_source(rule: Rule, sizes: np.ndarray) -> dict[Top, np.ndarray]:
     """(S, 1) what the k-th member of a top k per source has within this block."""
     found = {}
-    for top in tops(rule, per_source=True):
+    for top in tops(rule, "source"):
         beyond = sizes.shape[1] - top.k
         column = np.partition(sizes, beyond, axis=1)[:, beyond] if beyond >= 0 else np.zeros(len(sizes))
         found[top] = column[:, None]

@@ -42,13 +42,13 @@ def direct_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Cont
     for place, source in enumerate(sources):
         context.progress(place, len(sources), "dictionaries")
         writers = vectors.writers(source, readers.cut)
-        search.read(readers.operand, writers.operand, layer=source.layer)
+        search.read(readers.operand, writers.operand, layer=source.layer, block=place)
     survey = Survey(step.params["seed"])
     parts = []
     for place, (source, found) in enumerate(zip(sources, search.finish(), strict=True)):
         writers = vectors.writers(source, readers.cut)
         parts.append(direct_pairs(found, place, writers, readers))
-        _survey(survey, writers, readers, rule, search.least(layer=source.layer))
+        _survey(survey, writers, readers, rule, search.least(layer=source.layer, block=place))
     with PairWriter(out) as writer:
         pairs = Pairs.joined(parts).sorted()
         pairs = pairs.where(local_choice(rule, pairs, layers))

@@ -12,7 +12,7 @@ class Pair:
     """One pair with what a rule looks at. source and target order ties."""
 
     source: tuple[int, int]  # dictionary, number
-    target: int
+    target: int  # thousands tell dictionaries apart
     reading: int
     layer: int  # of the head, -1 without
     head: int
@@ -49,6 +49,9 @@ def chosen(rule: Rule, pairs: list[Pair]) -> set[tuple]:
                     "target×source_layer": (*row, pair.source_layer),
                     "target×head": (*row, pair.layer, pair.head),
                     "source": pair.source,
+                    "block": (pair.layer, pair.head)
+                    if pair.head >= 0
+                    else ("direct", pair.source[0], pair.target // 1000),
                 }[per]
                 groups.setdefault(group, []).append(pair)
             best = (sorted(group, key=lambda p: (-p.size, p.identity))[:k] for group in groups.values())

@@ -26,6 +26,9 @@ RULES: list[Rule] = [
     Top(4, "target×type"),
     Top(2, "target×head"),
     Top(3, "source"),
+    Top(40, "block"),
+    Any_((Z(3.2), Top(20, "block"), Top(1, "target"))),
+    All_((Top(200, "block"), Z(2.0))),
     Any_((Z(3.0), Top(2, "target"))),
     All_((Z(1.5), Top(20, "target"), Absolute(0.5))),
     Any_((All_((Z(2.0), Absolute(1.0))), Top(1, "source"), Top(1, "target×source_layer"))),
@@ -71,11 +74,11 @@ def search(rule: Rule, sources: list[Writers], target: Readers) -> Pairs:
     layers = np.array([source.entry.layer // 2 for source in sources])
     looking = Search(rule, target.norms, D)
     for source in sources:
-        looking.read(target.operand, source.operand, layer=source.entry.layer // 2)
+        looking.read(target.operand, source.operand, layer=source.entry.layer // 2, block=source.entry.layer)
     parts = [direct_pairs(found, n, sources[n], target) for n, found in enumerate(looking.finish())]
     pairs = Pairs.joined(parts).sorted()
     pairs = pairs.where(local_choice(rule, pairs, layers))
-    members = {top: within_top(top, pairs, layers) for top in tops(rule, per_source=True)}
+    members = {top: within_top(top, pairs, layers) for top in tops(rule, "source")}
     return pairs.where(keeps(rule, pairs, layers, members)).sorted()
 
 

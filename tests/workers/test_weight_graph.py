@@ -149,6 +149,8 @@ KEEPS = [
     "{top: 4, per: target×type}",
     "{top: 2, per: source}",
     "{absolute: 1.5}",
+    "{top: 30, per: block}",
+    "{any: [{z: 3}, {all: [{top: 50, per: block}, {z: 1.5}]}]}",
     "{any: [{z: 3}, {all: [{z: 1.5}, {top: 2, per: target}]}, {top: 1, per: source}]}",
     "{all: [{top: 6, per: source}, {top: 20, per: target}]}",
     "everything",
