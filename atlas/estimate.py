@@ -177,7 +177,7 @@ def _count_edges(spec: Spec, facts: Facts, blocks: list[_Block], kinds: Mapping[
                 "DIRECT": rows * sum(source.size for source in sources.get("DIRECT", ())),
                 "VIA_HEAD": rows * sum(source.size * count for source, count in heads.items()),
             }
-            kept = _kept(rule, pairs, rows, sources, heads)
+            kept = _kept(rule, pairs, rows, sources, heads, facts.n_heads)
             for type, count in pairs.items():
                 kinds[type].pairs += count
                 kinds[type].edges += min(kept[type], count)
@@ -191,8 +191,10 @@ def _kept(
     rows: int,
     sources: Mapping[str, list[_Block]],
     heads: Mapping[_Block, int],
+    in_layer: int,
 ) -> dict[str, float]:
-    """Edges that a rule keeps of these pairs into one dictionary. rows: its features times readings."""
+    """Edges that a rule keeps of these pairs into one dictionary. rows: its features times readings;
+    in_layer: heads of a layer."""
     every = sum(pairs.values())
     match rule:
         case Everything():
@@ -204,6 +206,9 @@ def _kept(
         case Top(k=k, per=per):
             if per == "target×type":
                 return {type: min(k * rows, count) for type, count in pairs.items()}
+            if per == "block":  # every head's k spread over the targets comes to a layer's heads for each
+                blocks = {"DIRECT": len(sources.get("DIRECT", ())), "VIA_HEAD": in_layer}
+                return {type: float(min(k * blocks[type], count)) for type, count in pairs.items()}
             groups = {
                 "target": rows,
                 "target×source_layer": rows * len({s.layer for own in sources.values() for s in own}),
@@ -213,10 +218,10 @@ def _kept(
             total = min(groups * k, every)
             return {type: total * count / every if every else 0.0 for type, count in pairs.items()}
         case Any_(rules=rules):
-            parts = [_kept(inner, pairs, rows, sources, heads) for inner in rules]
+            parts = [_kept(inner, pairs, rows, sources, heads, in_layer) for inner in rules]
             return {type: min(sum(part[type] for part in parts), count) for type, count in pairs.items()}
         case All_(rules=rules):
-            parts = [_kept(inner, pairs, rows, sources, heads) for inner in rules]
+            parts = [_kept(inner, pairs, rows, sources, heads, in_layer) for inner in rules]
             return {type: _all_of([part[type] for part in parts], count) for type, count in pairs.items()}
 
 
