@@ -36,6 +36,8 @@ from atlas.store.limit import limited
 if TYPE_CHECKING:
     import networkx as nx
 
+    from atlas.svg import Picture
+
 __all__ = ["Atlas", "Feature", "open"]
 
 
@@ -186,6 +188,12 @@ class Atlas:
 
         return paths_answer(self, source, target, k, hops, types)
 
+    def picture(self) -> Picture:
+        """A heat map: edges by source and target layer, and by layer and head. Shows itself in a notebook."""
+        from atlas.overview import overview
+
+        return overview(self.store)
+
     def export(self, out: str | Path, **options: Any) -> Answer:
         """Writes the atlas, a neighbourhood or a selection as Parquet, CSV or GraphML: see
         `atlas.export.export`.
@@ -259,6 +267,17 @@ class Feature:
     def promotes(self, limit: int = 10) -> Table:
         """The tokens whose logits it raises and lowers most."""
         return lookups.promotes(self._atlas.store, self.properties, limit)
+
+    def picture(
+        self, up: int = 10, down: int = 10, *, by: str = "weight", types: Sequence[str] = FEATURE_TYPES
+    ) -> Picture:
+        """Its tokens and its strongest neighbours as an SVG, which shows itself in a notebook.
+
+        up, down: edges at most; by: "weight" or "z"; see `atlas.picture.neighbourhood`. Raises AtlasError.
+        """
+        from atlas.picture import neighbourhood
+
+        return neighbourhood(self._atlas, self, up, down, by, types)
 
     def page(self, limit: int = 10) -> Answer:
         """All of it: properties, tokens, the strongest neighbours on both sides."""
