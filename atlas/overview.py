@@ -107,7 +107,8 @@ class Grid:
 
     def draw(self, x: float, y: float) -> Iterator[str]:
         """Its elements, with the upper left corner at (x, y)."""
-        least, most = min(self.counts.values(), default=0), max(self.counts.values(), default=0)
+        most = max(self.counts.values(), default=0)
+        least = min([*self.counts.values(), max(1, most // 10)])  # a small difference looks small
         yield label(x, y + 12, self.title, 13, INK, font=SANS, bold=True)
         left, top = x + AXIS, y + 30
         bottom = top + self.rows * self.cell
