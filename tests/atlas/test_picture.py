@@ -72,7 +72,7 @@ def test_every_edge_is_drawn_with_its_width_colour_and_dashes(small, opened):
     for row in rows:
         path = drawn[said(row)]
         width = max(THINNEST, WIDEST * abs(row["weight"]) / largest)
-        assert float(path.get("stroke-width")) == pytest.approx(width, abs=0.006)
+        assert float(path.get("stroke-width", "")) == pytest.approx(width, abs=0.006)
         assert path.get("stroke") == (svg.POSITIVE if row["weight"] > 0 else svg.NEGATIVE)
         assert ("stroke-dasharray" in path.attrib) == (row["type"] == "via_head")
     assert f"|weight| = {svg.number(largest).lstrip('+')}" in picture.svg
