@@ -17,6 +17,7 @@ from atlas.errors import AtlasError
 from atlas.folder import AtlasFolder
 from atlas.schema import NODES, RELATIONSHIPS
 from atlas.store.contract import Store
+from atlas.store.engine import open_database
 from atlas.store.guard import Token, check_parameters, check_query
 from atlas.store.result import Result
 from atlas.store.survivable import check_survivable
@@ -43,8 +44,8 @@ class EmbeddedStore(Store):
         self.uri = str(path)
         self._generation = self.folder.hold()
         try:
-            self._database = ladybug.Database(
-                self._generation.database, read_only=True, buffer_pool_size=memory or READING_MEMORY
+            self._database = open_database(
+                self._generation.database, memory or READING_MEMORY, read_only=True
             )
         except RuntimeError as error:
             self._generation.close()

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from atlas.errors import AtlasError
 from atlas.schema import MACROS, NODES, RELATIONSHIPS, add_column, create_table, properties
+from atlas.store.engine import open_database
 
 __all__ = ["EmbeddedWriter"]
 
@@ -34,7 +35,7 @@ class EmbeddedWriter:
 
     def __init__(self, path: Path, memory: int) -> None:
         try:
-            self._database = ladybug.Database(path, buffer_pool_size=memory)
+            self._database = open_database(path, memory)
         except RuntimeError as error:
             raise AtlasError(_explain(str(error))) from error
         self._connection = ladybug.Connection(self._database)
