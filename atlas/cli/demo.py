@@ -23,7 +23,7 @@ def demo(out: Path, workers: int | None) -> None:
     """
     if not (out / "CURRENT").exists():
         _build(out, workers)
-    from atlas.demonstration import tour
+    from atlas.demonstration import picture_of, tour
 
     with opened(str(out)) as atlas:
         for part in tour(atlas):
@@ -32,6 +32,10 @@ def demo(out: Path, workers: int | None) -> None:
             else:
                 print_answer(part, as_json=False)
             click.echo()
+        picture = out.with_suffix(".svg")
+        picture_of(atlas).save(picture)
+    click.echo(f"Its picture: {picture}")
+    click.echo()
     click.echo(_next(out))
 
 
@@ -56,4 +60,5 @@ def _next(out: Path) -> str:
   atlas head 17.8                                what an attention head carries
   atlas paths ' king' ' queen' -k 5              the strongest paths between tokens
   atlas query 'MATCH (a:Feature)-[r:DIRECT]->(b:Feature) WHERE r.z > 20 RETURN a.key, b.key, r.z LIMIT 5'
+  atlas picture --map --out map.svg              the whole atlas, by layers and heads
   atlas info --dropped                           what the selection left out, by layers and heads"""
