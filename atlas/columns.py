@@ -51,8 +51,8 @@ class Kind(Enum):
         """The Arrow type whose values a database column of this kind takes as they are."""
         import pyarrow as pa
 
-        names = {"INT64": "int64", "INT32": "int32", "INT16": "int16", "DOUBLE": "double", "BOOL": "bool", "STRING": "string"}
-        return pa.type_for_alias(names[self.embedded])
+        aliases = {"INT64": "int64", "INT32": "int32", "INT16": "int16", "DOUBLE": "double", "BOOL": "bool"}
+        return pa.type_for_alias(aliases.get(self.embedded, "string"))
 
 
 @dataclass(frozen=True)
