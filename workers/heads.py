@@ -123,13 +123,23 @@ class ThroughHead:
         self.a = _product(value, head.r)  # (N, d_head)
         self.norms = Norms(lengths(self.a), stacked.scale)
         width, d_head = head.w_v.shape
-        # How far a · b may be off, by what multiplies |ρ_j| (see `workers.exact`): the roundings of value and
-        # of a, what QR leaves, and the sums of b and of the product itself.
         long, short = summation_error(width + 8), summation_error(d_head + 8)
-        self.error = 2 * (
-            long * stacked.input_length * np.linalg.norm(head.w_v) * np.linalg.norm(head.w_o)
-            + lengths(value) * (head.residue + short * np.linalg.norm(head.r) * 1.01)
-            + self.norms.length * (long * np.sqrt(d_head) + short) * 1.01
+        size, r_norm = lengths(value), float(np.linalg.norm(head.r))
+        # How far a · b may be off the exact product, by what it is multiplied with (see `workers.exact`):
+        self.error_of_value = long * stacked.input_length * float(np.linalg.norm(head.w_v))  # |r b|
+        self.error_of_b = self.norms.length * long * np.sqrt(d_head) * 1.01 + size * head.residue  # |ρ|
+        self.error_of_a = short * (size * r_norm * 1.01 + self.norms.length)  # |b|
+        self._beyond = 1e-12 * r_norm  # of |ρ|, on |r b|: b itself is rounded
+
+    def error(
+        self, row: np.ndarray, column: np.ndarray, b: np.ndarray, read_length: np.ndarray
+    ) -> np.ndarray:
+        """A bound on |fl(a · b) - V| of each pair, first-order terms and a quarter. b (R, d_head)."""
+        through = lengths(_product(b, self.head.r.T)) + self._beyond * read_length
+        return 1.25 * (
+            self.error_of_value[column] * through[row]
+            + self.error_of_b[column] * read_length[row]
+            + self.error_of_a[column] * lengths(b)[row]
         )
 
     def operand(self, device: str) -> Operand:
@@ -144,7 +154,7 @@ class ThroughHead:
         number = column - self.stacked.first[place].astype(np.int32)
 
         value = dots(self.a, b, column, row)
-        error = self.error[column] * readers.norms.length[row]
+        error = self.error(row, column, b, readers.norms.length)
         weight = rounded_head_products(
             self.stacked.input_row, head.w_v, head.w_o, readers.rho, column, row, value, error
         )

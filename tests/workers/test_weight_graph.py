@@ -6,6 +6,7 @@ a Llama with grouped-query heads and random gains, its gated neurons and a rando
 
 import json
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +16,12 @@ import torch
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from ingest.models import open_model
 from ingest.rules import Rule, rule_from_data
 from tests.workers.brute_force import Pair, chosen
 from tests.workers.building import Built, build
+from workers.heads import Head, Stacked, ThroughHead
+from workers.sides import lengths
 
 LAYERS, D, HEADS, KV, D_HEAD, D_MLP, VOCAB, LATENTS = 3, 32, 4, 2, 8, 24, 50, 20
 
@@ -279,3 +283,33 @@ def test_survey_counts_every_pair_and_sums_what_is_there(folder: Path, tmp_path:
         assert row["total"] == pytest.approx(np.abs(weight).sum(), rel=1e-4)
         assert sum(row["histogram"].values()) == weight.size
     assert rows
+
+
+def test_the_bound_on_a_head_product_holds_and_is_close(folder: Path) -> None:
+    """The float64 route through the head's QR factors stays within its bound; were the bound loose, thousands
+    of weights would be computed again in slow arithmetic."""
+    model = open_model(folder / "model", name="m")
+    reference = Reference(folder)
+    omega, rho = reference.omega("t", 0), reference.rho("t", 2, "in")
+    for number in range(HEADS):
+        head = Head.of(model, 1, number)
+        s = model.attention_input(1, torch.from_numpy(omega)).numpy()
+        stacked = Stacked(
+            [], np.array([0, len(s)]), lengths(s), np.ones(len(s)), {0: s @ head.w_v}, lambda i, s=s: s[i]
+        )
+        through = ThroughHead(head, 0, stacked)
+        b = rho @ head.q
+        row, column = (x.ravel() for x in np.indices((len(b), len(s))))
+        error = through.error(row, column, b, lengths(rho))
+        for n in range(0, len(row), 7):
+            exact = exact_head_product(s[column[n]], head, rho[row[n]])
+            off = abs(Fraction(float(through.a[column[n]] @ b[row[n]])) - exact)
+            assert off <= Fraction(float(error[n]))
+        assert np.median(error / np.maximum(lengths(through.a)[column] * lengths(rho)[row], 1e-30)) < 1e-13
+
+
+def exact_head_product(s: np.ndarray, head: Head, rho: np.ndarray) -> Fraction:
+    def dot(x: np.ndarray, y: np.ndarray) -> Fraction:
+        return sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, y, strict=True)), Fraction(0))
+
+    return sum((dot(s, v) * dot(o, rho) for v, o in zip(head.w_v.T, head.w_o, strict=True)), Fraction(0))
