@@ -182,7 +182,7 @@ def random_cases() -> Iterator[Case]:
 
 
 def model_cases(pairs: int, heads: int) -> Iterator[Case]:
-    """SmolLM2's neurons: sampled layer pairs, then sampled heads with all that is below and some above."""
+    """SmolLM2's neurons: sampled layer pairs; sampled heads, from all layers below to one above."""
     model = open_model(resolve_place(GGUF, Path.cwd()), name="smollm2")
     found = open_set(None, name="neurons", model=model, format="neurons")
     rng = np.random.default_rng(0)
@@ -202,9 +202,9 @@ def model_cases(pairs: int, heads: int) -> Iterator[Case]:
         yield direct_case(f"model, DIRECT L{low} → L{high}", omega(low), rho(high), 2)
     for _ in range(heads):
         layer, head = int(rng.integers(1, last)), int(rng.integers(model.facts.n_heads))
-        below = sorted(rng.choice(layer, min(layer, 5), replace=False).tolist())
+        below = range(layer)  # what one head carries into one layer: a step of the build
         above = int(rng.integers(layer, last))
-        name = f"model, L{layer}.H{head}: {len(below)} layers → L{above}"
+        name = f"model, L{layer}.H{head}: L0–{layer - 1} → L{above}"
         yield head_case(name, model, layer, head, [omega(at) for at in below], rho(above))
 
 
@@ -251,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--pairs", type=int, default=4, help="sampled layer pairs of the model")
-    parser.add_argument("--heads", type=int, default=8, help="sampled heads of the model")
+    parser.add_argument("--heads", type=int, default=6, help="sampled heads of the model")
     options = parser.parse_args()
     figures: list[Figure] = []
     with one_thread():
