@@ -1,6 +1,6 @@
 """The one error for an atlas, a store or a query that cannot be served as asked."""
 
-__all__ = ["AtlasError"]
+__all__ = ["AtlasError", "DiskFull"]
 
 
 class AtlasError(Exception):
@@ -8,3 +8,7 @@ class AtlasError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+class DiskFull(AtlasError):
+    """There is no room left for what was to be written."""

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, DiskFull
 from atlas.schema import SCHEMA_VERSION
 
 __all__ = ["AtlasFolder", "HeldGeneration", "disk_errors", "write_atomically"]
@@ -45,7 +45,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         # numpy says how much of an array it could write, and gives no number
         short = error.errno is None and "requested and" in str(error)
         if short or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise AtlasError(
+            raise DiskFull(
                 f"{path}: the disk is full; nothing was changed. Free space and try again"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

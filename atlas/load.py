@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, DiskFull
 from atlas.folder import AtlasFolder, disk_errors
 from atlas.loading.artifact_files import ArtifactFile, artifact_files
 from atlas.loading.edges import EdgeRows, edge_rows
@@ -250,13 +250,15 @@ class _Build:
                 for copy in copies:
                     copy.result()
                 writer.finish(self._counts)
-            except BaseException:
+            except BaseException as error:
                 for copy in copies:
                     copy.cancel()
                 writer.interrupt()
                 thread.shutdown(wait=True)
-                with suppress(RuntimeError):  # a full disk fails the closing too; the first is the reason
-                    writer.close()
+                ended = (copy.exception() for copy in copies if not copy.cancelled())
+                full = any(isinstance(failure, OSError | DiskFull) for failure in (error, *ended))
+                with suppress(RuntimeError):
+                    writer.give_up(disk_full=full)
                 raise
         shutil.rmtree(self.folder.generation(self.name) / "mapped")
         blocks.save()

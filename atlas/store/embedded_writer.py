@@ -7,6 +7,9 @@ so that the loader maps the next table meanwhile.
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,9 +40,11 @@ class EmbeddedWriter:
         try:
             self._database = open_database(path, memory)
         except RuntimeError as error:
-            raise AtlasError(_explain(str(error))) from error
+            raise _explained(error, path) from error
+        self._path = path
         self._connection = ladybug.Connection(self._database)
         self._made: set[str] = set()
+        self._interrupted = self._failed = False
         self.rows_at_once = max(FEWEST_ROWS, int(0.8 * memory / BYTES_PER_EDGE))
 
     def copy(self, label_or_type: str, files: Sequence[Path]) -> None:
@@ -73,8 +78,23 @@ class EmbeddedWriter:
         self._database.close()
 
     def interrupt(self) -> None:
-        """Stops the statement that runs in another thread."""
+        """Stops the statement that runs in another thread, and lets no other one begin."""
+        self._interrupted = True
         self._connection.interrupt()
+
+    def give_up(self, *, disk_full: bool) -> None:
+        """Ends it without a result, when no statement runs any more.
+
+        The engine writes when it closes, and where it cannot, it ends the process. So after a failure it is
+        never closed: its objects live on, without files, until the process ends.
+        """
+        if not (disk_full or self._failed):
+            self.close()
+            return
+        for thing in (self._database, self._connection):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+        for file in self._path.parent.glob(f"{self._path.name}*"):
+            os.truncate(file, 0)  # it stays open, so that removing it would not free its room
 
     def _create(self, name: str, columns: Sequence[str] | None) -> None:
         # Node tables before the relationships between them
@@ -92,10 +112,13 @@ class EmbeddedWriter:
                 self._execute(add_column(name, column))
 
     def _execute(self, statement: str) -> ladybug.QueryResult:
+        if self._interrupted or self._failed:  # after a failed write the engine waits for itself for ever
+            raise AtlasError("the load was given up; nothing was changed")
         try:
             answer = self._connection.execute(statement)
         except RuntimeError as error:
-            raise AtlasError(_explain(str(error))) from error
+            self._failed = not self._interrupted
+            raise _explained(error, self._path) from error
         if isinstance(answer, list):
             raise TypeError(f"one statement expected: {statement}")
         return answer
@@ -106,10 +129,11 @@ def _quoted(path: Path) -> str:
     return f"'{escaped}'"
 
 
-def _explain(message: str) -> str:
-    line = message.strip().split("\n", 1)[0]
+def _explained(error: RuntimeError, path: Path) -> Exception:
+    """The engine's error as the one that it means."""
+    line = str(error).strip().split("\n", 1)[0]
     if "Cannot write to file" in line:  # the reason beside it is not to be trusted after a short write
-        return "the disk is full; nothing was changed. Free space and try again"
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     if "buffer pool is full" in line:
-        return "the load needs more memory than it was given; nothing was changed. Give it more"
-    return f"the database refused a table; nothing was changed ({line})"
+        return AtlasError("the load needs more memory than it was given; nothing was changed. Give it more")
+    return AtlasError(f"the database refused a table; nothing was changed ({line})")
