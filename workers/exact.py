@@ -19,7 +19,8 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
-from numba import njit
+
+from workers.compiled import compiled
 
 __all__ = ["UNIT", "dots", "round_to_float32", "rounded_dots", "rounded_head_products", "summation_error"]
 
@@ -32,7 +33,7 @@ def summation_error(terms: int) -> float:
 
 
 # Double-double arithmetic (Dekker 1971). No fastmath: the compiler must keep the order written here.
-@njit(nogil=True, cache=True)
+@compiled()
 def _two_product(a, b):
     p = a * b
     c = 134217729.0 * a  # 2^27 + 1 splits a double in two halves of 26 bits
@@ -44,7 +45,7 @@ def _two_product(a, b):
     return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _add(high, low, x, x_low):
     total = high + x
     v = total - high
@@ -54,7 +55,7 @@ def _add(high, low, x, x_low):
     return out, error - (out - total)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _dot_double_double(x, y):
     high, low = 0.0, 0.0
     for k in range(x.shape[0]):
@@ -63,7 +64,7 @@ def _dot_double_double(x, y):
     return high, low
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _head_product_double_double(s, w_v_columns, w_o, rho):
     """Σ_c (s · w_v_columns[c]) (w_o[c] · rho)."""
     high, low = 0.0, 0.0
@@ -94,7 +95,7 @@ def _fraction_dot(x: list[Fraction], y: list[Fraction]) -> Fraction:
     return sum((a * b for a, b in zip(x, y, strict=True)), Fraction(0))
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _settled(value, error):
     """float32 of each value, and where its error leaves the rounding open."""
     weight = np.empty(value.shape[0], np.float32)
@@ -108,7 +109,7 @@ def _settled(value, error):
     return weight, open_[:count].copy()
 
 
-@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
+@compiled(fastmath={"reassoc", "contract", "nsz"})
 def dots(a, b, i, j):
     """a[i[n]] · b[j[n]] for every n, float64 (n,). The order of the sum is the compiler's choice."""
     out = np.empty(i.shape[0], np.float64)
@@ -122,7 +123,7 @@ def dots(a, b, i, j):
     return out
 
 
-@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
+@compiled(fastmath={"reassoc", "contract", "nsz"})
 def _dots_with_errors(a, b, i, j, a_norm, b_norm, unit_error):
     value = np.empty(i.shape[0], np.float64)
     error = np.empty(i.shape[0], np.float64)

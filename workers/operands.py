@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import njit
+
+from workers.compiled import compiled
 
 __all__ = ["BFLOAT16", "FLOAT32", "Candidates", "Operand", "Precision", "RowBounds", "precision"]
 
@@ -62,7 +63,7 @@ class Candidates:
         return Candidates(self.row[keep], self.column[keep], self.score[keep])
 
 
-@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
+@compiled(fastmath={"reassoc", "contract", "nsz"})
 def _round_rows(vectors, length, low, bits):
     """Divides rows by their lengths and rounds them: (|row / length|, |low - row / length|), float64 (N,).
 
@@ -190,7 +191,7 @@ class RowBounds:
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _outgrown(
     row, column, score, weight, slack, output, floor, weighted_floor, every, heaps, signed
 ):  # fmt: skip

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 
+from workers.compiled import compiled
 from workers.operands import Candidates, Operand, Precision, RowBounds
 
 __all__ = ["scan"]
@@ -32,7 +32,7 @@ TILE_ROWS, TILE_COLUMNS = 512, 1024  # scores in one tile: 1 MB in bfloat16, hal
 PRUNE_AT = 4_000_000  # candidates kept in memory before those the bounds have outgrown are dropped
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _push(heap, value):
     """Replaces the smallest of a min-heap by a larger value; places that hold -1 lie behind the heap's
     end."""
@@ -55,7 +55,7 @@ def _push(heap, value):
     heap[place] = value
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _code_below(low, bits):
     """The largest code (a magnitude's bits) that is certainly below `low`; -1 lies below every score."""
     if not low > 0:
@@ -64,7 +64,7 @@ def _code_below(low, bits):
     return (code >> 16) - 1 if bits == 16 else code - 1
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _least_bound(heaps, row):
     """The smallest bound of the row's heaps; infinite without heaps."""
     least = np.inf
@@ -73,14 +73,14 @@ def _least_bound(heaps, row):
     return least
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _need(plain, weighted, every, proven, inverse):
     """The smallest |x| that may pass against a source whose weight is 1/inverse."""
     weighted *= inverse
     return min(max(plain, weighted) if every else min(plain, weighted), proven * inverse)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _more_than(words, code, negative, signed, bits):
     """How many lanes exceed a code, of one sign where `signed`."""
     if bits == 16:
@@ -101,7 +101,7 @@ def _more_than(words, code, negative, signed, bits):
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _seed(words, heaps, row, signed, reach, slack, output, lightest, bits):
     """A first bound on the row's top-k scores: what at least k lanes of this tile exceed.
 
@@ -132,7 +132,7 @@ def _seed(words, heaps, row, signed, reach, slack, output, lightest, bits):
     return max(least, 0.0)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _read_tile(
     lanes, words, width, weight, inverse, most_inverse, reach, slacks, output,
     floor, weighted_floor, every, heaps, signed, first_row, out_row, out_column, out_score,

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from ingest.rules import Absolute, All_, Any_, Everything, Rule, Top, Z
+from workers.compiled import compiled
 from workers.operands import RowBounds
 from workers.pairs import Pairs, packed
 
@@ -118,7 +118,7 @@ def _leaf_mask(leaf: Rule, pairs: Pairs) -> np.ndarray:
     raise TypeError(f"{leaf} is no leaf with a threshold")
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _ranks(group, groups, size):
     """1, 2 … within each group by falling size, ties in the order given: a counting sort, then group by
     group."""
