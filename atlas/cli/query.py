@@ -43,9 +43,11 @@ def query(
 ) -> None:
     """Ask in Cypher. The query reads; what would write is refused.
 
-    \b atlas query 'MATCH (f:Feature)-[r:VIA_HEAD]->(g:Feature) WHERE r.rank_in = 1 RETURN f.key, g.key,
-    r.weight LIMIT 5' atlas query 'MATCH (t:Token)-[e:EMBEDS]->(f) WHERE t.text = $text RETURN f.key,
-    e.weight' --param 'text= Paris'
+    \b
+    atlas query 'MATCH (f:Feature)-[r:VIA_HEAD]->(g:Feature) WHERE r.rank_in = 1
+                 RETURN f.key, g.key, r.weight LIMIT 5'
+    atlas query 'MATCH (t:Token)-[e:EMBEDS]->(f:Feature) WHERE t.text = $text
+                 RETURN f.key, e.weight' --param 'text= Paris'
     """
     text = _text(cypher, file)
     if as_csv and as_json:
