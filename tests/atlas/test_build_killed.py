@@ -34,6 +34,7 @@ from atlas.store.checksum import content_checksum
 from ingest.dictionaries import open_set
 from ingest.models import open_model
 from ingest.spec import load_spec
+from tests.atlas.program import Program
 from tests.atlas.synthetic import Synthetic
 from tests.atlas.tiny_source import write_source
 from tests.workers.killing import files_of, kill_and_resume
@@ -44,39 +45,10 @@ from workers.plan import run_plan
 ROOT = Path(__file__).resolve().parents[2]
 STEP_KINDS = set(workers.build.REGISTRY)
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["atlas.building", "atlas.cli.build", "atlas.cli.progress", "atlas.api", "atlas.load", "workers.build",
-     "transformers.models.llama.modeling_llama", "transformer_lens.model_bridge"]
-)  # fmt: skip
 
-
-def _run(arguments: list[str], said: Path | None) -> None:
-    """The command line in a process of its own; what it says goes to a file."""
-    output = os.open(said or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    from atlas.cli import main
-
-    print("started", flush=True)
-    main(arguments)
-
-
-class Forked:
-    """An `atlas build` in a process of its own."""
-
-    def __init__(self, spec: Path, target: Path, said: Path | None = None) -> None:
-        arguments = ["build", str(spec), "--out", str(target), "--workers", "2"]
-        self.process = SERVER.Process(target=_run, args=(arguments, said))
-        self.process.start()
-
-    def wait(self, timeout: float) -> int | None:
-        self.process.join(timeout)
-        return self.process.exitcode
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
+def build(spec: Path, target: Path, said: Path | None = None) -> Program:
+    """A running `atlas build`."""
+    return Program("build", spec, "--out", target, "--workers", "2", said=said)
 
 
 def computing(atlas: Path, began: float) -> bool:
@@ -126,7 +98,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def before(source: Path) -> Path:
     """An atlas with other edges of the same model; building it also compiles what is not compiled yet."""
     atlas = source / "before.atlas"
-    assert Forked(source / "before.yaml", atlas).wait(200) == 0
+    assert build(source / "before.yaml", atlas).wait(200) == 0
     return atlas
 
 
@@ -134,7 +106,7 @@ def before(source: Path) -> Path:
 def undisturbed(source: Path, before: Path) -> Path:
     """The atlas of a build that was left alone."""
     atlas = source / "undisturbed.atlas"
-    assert Forked(source / "spec.yaml", atlas).wait(100) == 0
+    assert build(source / "spec.yaml", atlas).wait(100) == 0
     return atlas
 
 
@@ -153,7 +125,7 @@ def test_killed_at_random_instants_from_nothing(source: Path, undisturbed: Path,
         assert [artifacts.verify(name) for name in artifacts.names()] == [[] for _ in artifacts.names()]
 
     kills = kill_and_resume(
-        lambda target: Forked(source / "spec.yaml", target),
+        lambda target: build(source / "spec.yaml", target),
         tmp_path,
         kills=18,
         seed=0,
@@ -173,7 +145,7 @@ def test_killed_at_random_instants_over_an_earlier_atlas(
     earlier, later = checksum(before), checksum(undisturbed)
     seen: list[str] = []
     kills = kill_and_resume(
-        lambda target: Forked(source / "spec.yaml", target),
+        lambda target: build(source / "spec.yaml", target),
         tmp_path,
         kills=8,
         seed=1,
@@ -224,7 +196,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(
 ) -> None:
     target, said = tmp_path / "tiny.atlas", tmp_path / "said.txt"
     began = time.time()
-    attempt = Forked(source / "spec.yaml", target, said)
+    attempt = build(source / "spec.yaml", target, said)
     reached: Callable[[Path, float], bool] = {
         "opening": lambda atlas, began: said.exists() and "started" in said.read_text(),
         "computing": lambda atlas, began: any((atlas / "artifacts").glob("[0-9a-f][0-9a-f]/*")),
@@ -243,7 +215,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(
         assert last == "interrupted; what is finished is kept, the same command goes on from there"
         assert not (target / "CURRENT").exists() and not list((target / "db").iterdir())
         assert not list((target / "artifacts" / "tmp").iterdir())
-    assert Forked(source / "spec.yaml", target).wait(60) == 0
+    assert build(source / "spec.yaml", target).wait(60) == 0
     assert contents(target) == contents(undisturbed)
 
 
