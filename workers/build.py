@@ -51,7 +51,7 @@ REGISTRY: Registry = {
 }
 """What a worker must know to run these steps."""
 
-HEADS_MEMORY = 512 << 20  # bytes of head-space vectors in one step
+HEADS_MEMORY = 256 << 20  # bytes of head-space vectors in one step
 RATE = 2e11  # multiplications and additions a second that `Needs.seconds` assumes; only ratios matter
 
 
@@ -307,7 +307,8 @@ class CandidateSteps:
                 continue
             written = sum(block.size for block in sources)
             read = sum(block.size * block.readings for block in targets)
-            together = max(1, min(facts.n_heads, HEADS_MEMORY // (written * facts.d_head * 10)))
+            most = max(1, HEADS_MEMORY // (written * facts.d_head * 10))
+            together = -(-facts.n_heads // -(-facts.n_heads // most))  # as even as can be
             for first in range(0, facts.n_heads, together):
                 heads = list(range(first, min(first + together, facts.n_heads)))
                 params = self._params(

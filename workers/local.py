@@ -68,7 +68,7 @@ class LocalExecutor:
     workers: default, the number of cores; what the steps compute with should then use one thread each.
     memory: bytes that the running steps may need together by `Needs.memory`; default, 7/10 of what is
     available now. A step that needs more than all of it runs alone. Steps begin in the order submitted.
-    cached: bytes that `Context.cached` keeps, in `shared`; default, a quarter of `memory`.
+    cached: bytes that `Context.cached` keeps, in `shared`; default, a quarter of `memory`, 2 GB at most.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LocalExecutor:
         self.workers = workers or len(os.sched_getaffinity(0))
         self._registry, self._artifacts, self._device = registry, artifacts, device
         self._memory = memory or psutil.virtual_memory().available * 7 // 10
-        self.shared = SharedValues(cached or self._memory // 4)
+        self.shared = SharedValues(cached or min(self._memory // 4, 2 << 30))
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued: deque[tuple[Step, Mapping[str, Path]]] = deque()
