@@ -123,28 +123,13 @@ def dots(a, b, i, j):
     return out
 
 
-@compiled(fastmath={"reassoc", "contract", "nsz"})
-def _dots_with_errors(a, b, i, j, a_norm, b_norm, unit_error):
-    value = np.empty(i.shape[0], np.float64)
-    error = np.empty(i.shape[0], np.float64)
-    for n in range(i.shape[0]):
-        x = a[i[n]]
-        y = b[j[n]]
-        total = 0.0
-        for k in range(x.shape[0]):
-            total += x[k] * y[k]
-        value[n] = total
-        error[n] = unit_error * a_norm[i[n]] * b_norm[j[n]]
-    return value, error
-
-
 def rounded_dots(
     a: np.ndarray, b: np.ndarray, i: np.ndarray, j: np.ndarray, a_norm: np.ndarray, b_norm: np.ndarray
 ) -> np.ndarray:
     """The exact a[i]·b[j], rounded once to float32 (n,). a (N, K), b (M, K) float64, norms their rows'."""
     width = a.shape[1]
-    value, error = _dots_with_errors(a, b, i, j, a_norm, b_norm, summation_error(width + 8))
-    weight, open_ = _settled(value, error)
+    error = summation_error(width + 8) * a_norm[i] * b_norm[j]
+    weight, open_ = _settled(dots(a, b, i, j), error)
     for n in open_:
         x, y = a[i[n]], b[j[n]]
         high, low = _dot_double_double(x, y)
