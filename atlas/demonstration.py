@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from atlas.answers import Answer, Table
+from atlas.answers import Answer, Table, visible
 from atlas.api import Atlas
 from atlas.svg import Picture
 
@@ -103,7 +103,7 @@ def picture_of(atlas: Atlas) -> Picture:
     return atlas.feature(chosen[0][0]).picture() if chosen else atlas.picture()
 
 
-def _tokens(atlas: Atlas, key: str) -> tuple[str, str]:
+def _tokens(atlas: Atlas, key: str) -> tuple[str, list[str]]:
     reads = atlas.query(
         "MATCH (t:Token)-[e:EMBEDS]->(f:Feature) WHERE f.key = $key AND e.weight > 0 AND e.reading <> 'up' "
         "RETURN t.text ORDER BY e.rank LIMIT 3",
@@ -114,7 +114,7 @@ def _tokens(atlas: Atlas, key: str) -> tuple[str, str]:
         "RETURN t.text ORDER BY e.rank LIMIT 3",
         {"key": key},
     )
-    return tuple(", ".join(repr(text) for (text,) in found.rows) for found in (reads, writes))  # type: ignore[return-value]
+    return ", ".join(visible(text) for (text,) in reads.rows), [text for (text,) in writes.rows]
 
 
 def _strongest(atlas: Atlas, key: str, type: str) -> str:

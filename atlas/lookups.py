@@ -43,8 +43,7 @@ def neighbours(
             raise AtlasError(
                 f"{type}: no type of edge between features; expected {' or '.join(FEATURE_TYPES)}"
             )
-    if by not in ("weight", "z"):
-        raise AtlasError(f"{by}: expected weight or z to order edges by")
+    _check_order(by)
     if direction not in ("up", "down"):
         raise AtlasError(f"{direction}: expected up or down")
     head = find_head(f"{feature['model']}/{via}" if "/" not in via else via, store) if via else None
@@ -89,6 +88,11 @@ def neighbours(
     return Table.of(f"{where}, by |{by}|", NEIGHBOUR_COLUMNS, shown, notes=notes)
 
 
+def _check_order(by: str) -> None:
+    if by not in ("weight", "z"):
+        raise AtlasError(f"{by}: expected weight or z to order edges by")
+
+
 def promoted_by_feature(store: Store, ids: Iterable[int], most: int = 3) -> dict[int, list[str]]:
     """For each feature the tokens that it promotes most: a hint of what it is about."""
     said: dict[int, list[str]] = {}
@@ -100,7 +104,7 @@ def promoted_by_feature(store: Store, ids: Iterable[int], most: int = 3) -> dict
             {"ids": wanted, "most": most},
         ).rows
         for id, text, _ in rows:
-            said.setdefault(id, []).append(visible(text))
+            said.setdefault(id, []).append(text)
     return said
 
 
@@ -150,8 +154,9 @@ def _two_signs(title: str, rows: Sequence[Sequence[Any]]) -> Table:
     return Table.of(title, columns, [(rank, *side) for rank, side in sorted(sides.items())])
 
 
-def head_answer(store: Store, text: str, limit: int = 20) -> Answer:
+def head_answer(store: Store, text: str, limit: int = 20, by: str = "weight") -> Answer:
     """A head: the strongest pairs that it carries, and its share of them by the layers it joins."""
+    _check_order(by)
     head = find_head(text, store)
     match = (
         "MATCH (a:Feature)-[r:VIA_HEAD]->(b:Feature)"
@@ -160,7 +165,7 @@ def head_answer(store: Store, text: str, limit: int = 20) -> Answer:
     parameters = {"layer": head["layer"], "head": head["number"], "model": head["model"]}
     strongest = store.query(
         f"{match} RETURN a.key AS source, b.key AS target, r.reading AS reading, r.weight AS weight,"
-        f" r.z AS z, a.id AS ai, b.id AS bi ORDER BY abs(r.weight) DESC, ai, bi, reading LIMIT {int(limit)}",
+        f" r.z AS z, a.id AS ai, b.id AS bi ORDER BY abs(r.{by}) DESC, ai, bi, reading LIMIT {int(limit)}",
         parameters,
     ).rows
     joined = store.query(
@@ -187,7 +192,7 @@ def head_answer(store: Store, text: str, limit: int = 20) -> Answer:
         facts,
         {
             "strongest": Table.of(
-                "strongest pairs it carries",
+                f"strongest pairs it carries, by |{by}|",
                 ("source", "target", "reading", "weight", "z"),
                 [row[:5] for row in strongest],
             ),
@@ -225,7 +230,7 @@ def search_answer(store: Store, text: str, limit: int = 10) -> Answer:
                 [(*row[:-1], said.get(row[-1], [])) for row in feeds],
             ),
             "promoted_by": Table.of(
-                "features that promote it (PROMOTES)",
+                "features that promote it or, below zero, lower it (PROMOTES)",
                 (*columns[:2], *columns[3:]),
                 [(*row[:-1], said.get(row[-1], [])) for row in raised],
             ),

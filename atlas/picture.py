@@ -71,7 +71,7 @@ def _side(atlas: Atlas, feature: Feature, direction: str, most: int, by: str, ty
     for type, row in chosen:
         values = (row[name] for name in ("via", "reading", "weight", "z", "rank_in", "rank_out"))
         edges.setdefault(row["feature"], []).append(Edge(type, *values))
-        promotes[row["feature"]] = tuple(row["promotes"])
+        promotes[row["feature"]] = tuple(map(visible, row["promotes"]))
     known = {d.key: d for d in atlas.dictionaries}
     neighbours = []
     for key, own in edges.items():

@@ -34,7 +34,7 @@ WRAPPED = frozenset({"how to get it"})
 LEAST = 12
 """Characters that are left of a text that is cut."""
 
-QUOTED = frozenset({"token", "text", "lowest", "highest"})
+QUOTED = frozenset({"token", "text", "lowest", "highest", "promotes"})
 """Columns of text as a model's vocabulary has it: spaces and control characters matter."""
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -53,7 +53,7 @@ def cell(column: str, value: Any) -> str:
         return str(value) if column in ("number", "id", "layer") else f"{value:,}"
     if isinstance(value, float):
         if column.endswith("share"):
-            return f"{100 * value:.3g} %"
+            return f"{100 * value:#.3g}".removesuffix(".") + " %"
         if column.endswith("seconds"):
             return _duration(value)
         return _plain(value, "+" if _signed(column) else "")

@@ -18,6 +18,10 @@ type_option = click.option(
     help="Only these edges between features.",
 )
 
+by_option = click.option(
+    "--by", type=click.Choice(["weight", "z"]), default="weight", show_default=True, help="Order by its size."
+)
+
 
 @click.command()
 @click.option("--dropped", is_flag=True, help="What the selection of edges dropped, by layers and heads.")
@@ -49,9 +53,7 @@ def feature(key: str, limit: int, where: str | None, as_json: bool) -> None:
 @click.option("--down", "direction", flag_value="down", help="Edges out of it.")
 @type_option
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Rows; 0 for all.")
-@click.option(
-    "--by", type=click.Choice(["weight", "z"]), default="weight", show_default=True, help="Order by its size."
-)
+@by_option
 @click.option("--via", metavar="L.H", help="Only through this head.")
 @click.option("--layer", type=click.IntRange(min=0), help="Only neighbours of this layer.")
 @atlas_option
@@ -87,7 +89,7 @@ def edges(
 @atlas_option
 @json_option
 def search(token: str, limit: int, where: str | None, as_json: bool) -> None:
-    """The features that TOKEN's embedding feeds, and the features that promote it.
+    """The features that TOKEN's embedding feeds, and the features that promote or lower it.
 
     TOKEN is its text; "the" finds ' the' too. #123 is the token with that id.
     """
@@ -98,12 +100,13 @@ def search(token: str, limit: int, where: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("head", metavar="L.H")
 @click.option("--limit", type=COUNT, default=20, show_default=True, help="Pairs.")
+@by_option
 @atlas_option
 @json_option
-def head(head: str, limit: int, where: str | None, as_json: bool) -> None:
+def head(head: str, limit: int, by: str, where: str | None, as_json: bool) -> None:
     """The strongest pairs that head L.H carries, and its share by source and target layer."""
     with opened(where) as atlas:
-        print_answer(atlas.head(head, limit), as_json)
+        print_answer(atlas.head(head, limit, by=by), as_json)
 
 
 class Hops(click.ParamType):

@@ -73,7 +73,7 @@ def test_ranks_and_promoted_tokens_stand_beside_the_edge(small, opened):
     promoted = sorted(
         (p for p in small.promotes if key_of(p["source_dictionary"], p["source"]) == first["feature"]
          and p["weight"] > 0 and p["rank"] <= 3), key=lambda p: p["rank"])  # fmt: skip
-    assert first["promotes"] == [visible(TEXTS[p["token"]]) for p in promoted]
+    assert first["promotes"] == [TEXTS[p["token"]] for p in promoted]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,8 @@ def test_a_head_shows_its_strongest_pairs_and_its_shares(small, opened, key):
     answer = opened.head(key, limit=5).to_json()
     assert (answer["key"], answer["edges"]) == ("smol/L01.H01", len(own))
     assert [row["weight"] for row in answer["strongest"]] == [float(r["weight"]) for r in own[:5]]
+    by_z = opened.head(key, limit=5, by="z").to_json()["strongest"]
+    assert [row["z"] for row in by_z] == sorted((float(r["z"]) for r in own), key=abs, reverse=True)[:5]
     total = sum(abs(float(r["weight"])) for r in own)
     assert answer["total_weight"] == pytest.approx(total)
     for side, end in (("source layer", "source_dictionary"), ("target layer", "target_dictionary")):
