@@ -126,7 +126,10 @@ class Atlas:
         return lookups.search_answer(self.store, token, limit)
 
     def head(self, key: str, limit: int = 20, *, by: str = "weight") -> Answer:
-        """A head's strongest pairs, by "weight" or "z", and its share by source and target layer. key: `L.H`."""
+        """A head's strongest pairs, by "weight" or "z", and its share by source and target layer.
+
+        key: `L.H`.
+        """
         return lookups.head_answer(self.store, key, limit, by)
 
     def query(

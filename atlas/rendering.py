@@ -186,7 +186,12 @@ def _grid(table: Table, width: int) -> RichTable | None:
         most = wide if name in WRAPPED else None
         side: Literal["left", "right"] = "right" if right else "left"
         grid.add_column(Text(name), justify=side, no_wrap=most is None, min_width=wide, max_width=most)
+    previous: str | None = None
     for line in zip(*cells, strict=True):
+        if table.columns[0] == "path":  # a line of air between paths
+            if previous not in (None, line[0]):
+                grid.add_row()
+            previous = line[0]
         shown = [
             text if cell_len(text) <= wide or name in WRAPPED else set_cell_size(text, wide - 1) + "…"
             for name, text, wide in zip(table.columns, line, widths, strict=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -54,11 +57,15 @@ def _build(out: Path, workers: int | None) -> None:
 
 
 def _next(out: Path) -> str:
-    return f"""What to try next, on {out}:
-  atlas search ' Paris'                          which neurons a token feeds, and which promote it
-  atlas feature 'n20[355]'                       any neuron by layer and number
-  atlas head 17.8                                what an attention head carries
-  atlas paths ' king' ' queen' -k 5              the strongest paths between tokens
-  atlas query 'MATCH (a:Feature)-[r:DIRECT]->(b:Feature) WHERE r.z > 20 RETURN a.key, b.key, r.z LIMIT 5'
+    beside = Path(sys.executable).with_name("atlas")
+    found = shutil.which("atlas")
+    known = found is not None and beside.exists() and Path(found).samefile(beside)
+    where = "" if known or not beside.exists() else f" (atlas is {os.path.relpath(beside)})"
+    return f"""What to try next, on {out}{where}:
+  atlas search ' colour'                         which neurons a token feeds, and which promote it
+  atlas feature 'n28[333]'                       any neuron by layer and number
+  atlas head 24.7                                what an attention head carries
+  atlas paths ' colour' ' British' -k 5          the strongest paths between tokens
+  atlas query 'MATCH (a:Feature)-[r:DIRECT]->(b:Feature) WHERE r.z > 15 RETURN a.key, b.key, r.z LIMIT 5'
   atlas picture --map --out map.svg              the whole atlas, by layers and heads
   atlas info --dropped                           what the selection left out, by layers and heads"""
