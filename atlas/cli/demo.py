@@ -63,7 +63,7 @@ def _next(out: Path) -> str:
     where = "" if known or not beside.exists() else f" (atlas is {os.path.relpath(beside)})"
     return f"""What to try next, on {out}{where}:
   atlas search ' colour'                         which neurons a token feeds, and which promote it
-  atlas feature 'n28[333]'                       any neuron by layer and number
+  atlas feature 'n24[381]'                       any neuron by layer and number
   atlas head 24.7                                what an attention head carries
   atlas paths ' colour' ' British' -k 5          the strongest paths between tokens
   atlas query 'MATCH (a:Feature)-[r:DIRECT]->(b:Feature) WHERE r.z > 15 RETURN a.key, b.key, r.z LIMIT 5'
