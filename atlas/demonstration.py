@@ -91,10 +91,6 @@ def tour(atlas: Atlas) -> Iterator[Answer | Table | str]:
     yield from _through_heads(atlas, first)
     read, promoted = (_strongest(atlas, first, type) for type in ("EMBEDS", "PROMOTES"))
     yield atlas.paths(read, promoted, 3)
-    yield (
-        "Weights are input-invariant: norm scales, attention patterns and activations are left out.\n"
-        "A path says what the weights let through, not what happens on a text, and nothing about causes."
-    )
 
 
 def picture_of(atlas: Atlas) -> Picture:
