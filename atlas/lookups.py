@@ -127,7 +127,7 @@ def embeds(store: Store, feature: dict[str, Any], limit: int = 10) -> list[Table
     readings = sorted({row[0] for row in rows}, key=("in", "gate", "up").index)
     return [
         _two_signs(
-            f"tokens that {feature['key']} reads through {reading}",
+            f"tokens that {feature['key']} reads" + ("" if reading == "in" else f" through {reading}"),
             [row[1:] for row in rows if row[0] == reading],
         )
         for reading in readings

@@ -161,7 +161,7 @@ def direct_case(name: str, omega: np.ndarray, rho: np.ndarray, readings: int = 1
     def ours(rule: Rule) -> Pairs:
         writers = Writers(DictionaryEntry("a", "", 0), omega, Norms(lengths(omega), np.ones(len(omega))))
         norms = Norms(lengths(rho), np.ones(len(rho)))
-        readers = Readers(DictionaryEntry("b", "", 1), rho, norms, target, reading, 3, 3)
+        readers = Readers(DictionaryEntry("b", "", 1), rho, norms, target, reading, 3)
         search = Search(rule, norms, rho.shape[1])
         search.read(readers.operand, writers.operand, layer=0)
         pairs = direct_pairs(search.finish()[0], 0, writers, readers).sorted()

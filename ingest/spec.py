@@ -8,14 +8,12 @@ runs.
       - {types: [DIRECT, VIA_HEAD], from: [neurons], to: [neurons], keep: {any: [{z: 6}, {top: 16}]}}
       - {types: [EMBEDS, PROMOTES], from: [neurons], to: [neurons], keep: {top: 16}}
     seed: 0
-    floor: 0.05
 
 Paths are seen from the spec's folder; `package:NAME/FILE` is a file of an installed Python package,
 `owner/name` a hub name. Without `from` and `to` an entry means every set; without an entry for DIRECT or
 VIA_HEAD both are kept by z > 6; what no entry says of EMBEDS and PROMOTES is the top 16 of each sign ({top:
-0}: none). An edge is kept if any entry keeps it. `floor` is the share of each block for which the selection
-is made once more with randomly rotated writing vectors, seeded by `seed`. Neither torch nor transformers is
-imported.
+0}: none). An edge is kept if any entry keeps it. `seed`: of the sample on which what was
+left out is surveyed, and of the rotation of its floor. Neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -103,7 +101,6 @@ class Spec:
     edges: tuple[EdgeRequest, ...]
     tokens: tuple[TokenRequest, ...]
     seed: int = 0
-    floor: float = 0.05
     source: str = field(default="", compare=False)
 
     def sets_of(self, model: str) -> tuple[str, ...]:
@@ -165,7 +162,6 @@ class Spec:
             "corpora": {},
             "runs": {},
             "seed": self.seed,
-            "floor": self.floor,
         }
 
     def to_yaml(self) -> str:
@@ -284,6 +280,5 @@ def _spec(file: File, places: Mapping[tuple[str, str, str], str], source: str) -
         edges=tuple(edges) or (EdgeRequest(FEATURE_TYPES, every, every, DEFAULT_RULE),),
         tokens=tuple(tokens),
         seed=file.seed,
-        floor=file.floor,
         source=source,
     )

@@ -121,7 +121,6 @@ class File(_Section):
     corpora: Annotated[dict[str, Any], BeforeValidator(_empty)] = {}
     runs: Annotated[dict[str, Any], BeforeValidator(_empty)] = {}
     seed: Annotated[int, Field(ge=0)] = 0
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.05
 
 
 _SECTIONS: dict[Place, type[BaseModel]] = {
@@ -189,7 +188,7 @@ def _told(text: SpecText, item: Any) -> list[Mistake]:
     if kind == "too_short":
         return [text.mistake(place, "expected at least one, found an empty list")]
     if kind in ("greater_than_equal", "less_than_equal"):
-        bounds = "0 to 1" if last == "floor" else "0 or more"
+        bounds = "0 or more"
         return [text.mistake(place, f"expected a number of {bounds}, found {found!r}")]
     return [text.mistake(place, f"expected {_KINDS.get(kind, item['msg'])}, found {found!r}")]
 

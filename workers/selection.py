@@ -5,7 +5,7 @@
     top k, per    the k largest size of each group, ties by the smaller (source, target, reading, layer, head)
 
 V_ij is the stored float32 weight. s_i = 1/|ω_i| and r_j = |ω_j| bring latents of free scale to unit writing
-norm (1 for neurons, whose scale is the model's own); through a head |ω^h_i| stands for |ω_i| in z, not in
+norm (1 for neurons, whose scale is the model's own, unless plain ReLUs); through a head |ω^h_i| stands for |ω_i| in z, not in
 s_i. A group per target holds one reading of it: weights into a gate and into what it gates do not compare. A
 weight of exactly zero is no edge.
 

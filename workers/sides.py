@@ -70,7 +70,6 @@ class Readers:
     norms: Norms
     target: np.ndarray
     reading: np.ndarray
-    event: int
     cut: int
     device: str = "cpu"
 

@@ -39,11 +39,6 @@ class Vectors:
         )
         return found.load(entry.layer)
 
-    def events(self, dictionary: Dictionary) -> tuple[int, int]:
-        """(last write event, read cut) of a dictionary."""
-        read = self.model.cut(dictionary.read.site, dictionary.layer)
-        return max(self.model.event(write.site, write.layer) for write in dictionary.writes), read
-
     def writers(self, entry: DictionaryEntry, cut: int | None = None) -> Writers:
         """ω of every feature, for a reader at `cut`."""
 
@@ -71,15 +66,13 @@ class Vectors:
                 if dictionary.rescalable
                 else np.ones(dictionary.size)
             )
-            event, cut = self.events(dictionary)
             return Readers(
                 entry,
                 rho,
                 Norms(lengths(rho), np.tile(free, len(names))),
                 np.tile(np.arange(dictionary.size, dtype=np.int32), len(names)),
                 np.repeat(np.array([READINGS.index(name) for name in names], np.int8), dictionary.size),
-                event,
-                cut,
+                self.model.cut(dictionary.read.site, dictionary.layer),
                 self._context.device,
             )
 

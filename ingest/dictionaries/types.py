@@ -277,7 +277,8 @@ class Dictionary:
     @property
     def rescalable(self) -> bool:
         """Whether a latent's scale is arbitrary (e to c e, d to d / c changes no output): then |V| compares
-        only after scaling to unit writing norm. Not so for neurons, whose scale is the model's."""
+        only after scaling to unit writing norm. Not so for neurons, whose scale is the model's, unless they
+        are plain ReLUs."""
         return not isinstance(self.gate, GatedMLP) and not (
             isinstance(self.gate, Pointwise) and self.gate.activation != "relu"
         )

@@ -127,7 +127,7 @@ def test_killed_at_random_instants_from_nothing(source: Path, undisturbed: Path,
     kills = kill_and_resume(
         lambda target: build(source / "spec.yaml", target),
         tmp_path,
-        kills=18,
+        kills=15,
         seed=0,
         stages=(computing, loading),
         contents=contents,
@@ -147,14 +147,14 @@ def test_killed_at_random_instants_over_an_earlier_atlas(
     kills = kill_and_resume(
         lambda target: build(source / "spec.yaml", target),
         tmp_path,
-        kills=8,
+        kills=6,
         seed=1,
         stages=(computing, loading),
         prepare=lambda target: shutil.copytree(before, target),
         contents=contents,
         check=lambda target: seen.append(checksum(target)),
     )
-    assert kills.killed == len(seen) == 8
+    assert kills.killed == len(seen) == 6
     assert set(seen) <= {earlier, later} and earlier in seen
     assert checksum(tmp_path / "target") == later
     _nothing_is_left_over(tmp_path / "target")

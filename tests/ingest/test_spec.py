@@ -277,7 +277,7 @@ def test_a_file_of_a_package_that_is_not_there(here, package, path, said):
         (("runs: {}", "runs: {circuits: {}}"), "runs", 12, "leave it empty ({}) or out"),
         (("runs: {}", "seed: -1"), "seed", 12, "expected a number of 0 or more, found -1"),
         (("runs: {}", "seed: 1.5"), "seed", 12, "expected a whole number, found 1.5"),
-        (("runs: {}", "floor: 2"), "floor", 12, "expected a number of 0 to 1, found 2"),
+        (("runs: {}", "floor: 0.1"), "floor", 12, "unknown key"),
         (("runs: {}", "corpora: {}"), "corpora", 12, "stands twice (first on line 11)"),
         (("alias: n}", "alias: n, model: small}"), "dictionaries.neurons.model", 5, "stands twice"),
     ],

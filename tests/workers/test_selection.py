@@ -64,7 +64,6 @@ def readers(rho: np.ndarray, scale: np.ndarray, readings: int) -> Readers:
         Norms(lengths(rho), scale),
         np.tile(np.arange(size, dtype=np.int32), readings),
         np.repeat(names, size),
-        event=1,
         cut=9,
     )
 
