@@ -5,9 +5,9 @@
     top k, per    the k largest size of each group, ties by the smaller (source, target, reading, layer, head)
 
 V_ij is the stored float32 weight. s_i = 1/|ω_i| and r_j = |ω_j| bring latents of free scale to unit writing
-norm (1 for neurons, whose scale is the model's own, unless plain ReLUs); through a head |ω^h_i| stands for |ω_i| in z, not in
-s_i. A group per target holds one reading of it: weights into a gate and into what it gates do not compare. A
-weight of exactly zero is no edge.
+norm (1 for neurons, whose scale is the model's own, unless they are plain ReLUs); through a head |ω^h_i|
+stands for |ω_i| in z, not in s_i. A group per target holds one reading of it: weights into a gate and into
+what it gates do not compare. A weight of exactly zero is no edge.
 
 The filter sees `x_ij = V_ij / (|ω_i||ρ_j|)`, the cosine of two vectors: `filter_bounds` states the rule so
 that no pair it keeps is missed; `local_choice` then drops what no part of the rule can keep, `keeps`
