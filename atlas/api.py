@@ -263,8 +263,8 @@ class Feature:
         """The strongest edges out of it."""
         return self.edges("down", limit=limit, **options)
 
-    def embeds(self, limit: int = 10) -> list[Table]:
-        """De-embedding: the tokens that it reads highest and lowest, one table for each of its readings."""
+    def embeds(self, limit: int = 10) -> dict[str, Table]:
+        """De-embedding: the tokens that it reads highest and lowest, by reading (in, or gate and up)."""
         return lookups.embeds(self._atlas.store, self.properties, limit)
 
     def promotes(self, limit: int = 10) -> Table:
@@ -285,7 +285,7 @@ class Feature:
     def page(self, limit: int = 10) -> Answer:
         """All of it: properties, tokens, the strongest neighbours on both sides."""
         facts = {name: value for name, value in self.properties.items() if name not in ("_label", "step")}
-        tables = {f"embeds_{table.title.rsplit(' ', 1)[1]}": table for table in self.embeds(limit)}
+        tables = {f"embeds_{reading}": table for reading, table in self.embeds(limit).items()}
         tables |= {
             "promotes": self.promotes(limit),
             "upstream": self.upstream(limit),

@@ -116,8 +116,8 @@ def keys_of_features(store: Store, ids: Iterable[int]) -> dict[int, str]:
     return dict(store.query("MATCH (f:Feature) WHERE f.id IN $ids RETURN f.id, f.key", {"ids": wanted}).rows)
 
 
-def embeds(store: Store, feature: dict[str, Any], limit: int = 10) -> list[Table]:
-    """De-embedding: the tokens whose embeddings the feature reads highest and lowest, one table a reading."""
+def embeds(store: Store, feature: dict[str, Any], limit: int = 10) -> dict[str, Table]:
+    """De-embedding: the tokens whose embeddings the feature reads highest and lowest, by reading."""
     rows = store.query(
         "MATCH (t:Token)-[e:EMBEDS]->(f:Feature) WHERE f.id = $id AND e.rank <= $limit"
         " RETURN e.reading AS reading, e.rank AS rank, t.text, e.weight AS weight"
@@ -125,13 +125,13 @@ def embeds(store: Store, feature: dict[str, Any], limit: int = 10) -> list[Table
         {"id": feature["id"], "limit": limit},
     ).rows
     readings = sorted({row[0] for row in rows}, key=("in", "gate", "up").index)
-    return [
-        _two_signs(
+    return {
+        reading: _two_signs(
             f"tokens that {feature['key']} reads" + ("" if reading == "in" else f" through {reading}"),
             [row[1:] for row in rows if row[0] == reading],
         )
         for reading in readings
-    ]
+    }
 
 
 def promotes(store: Store, feature: dict[str, Any], limit: int = 10) -> Table:

@@ -41,21 +41,24 @@ CAVEAT = (
 
 def overview(store: Store) -> Picture:
     """Heat maps of each model of an atlas: DIRECT by source and target layer, VIA_HEAD by layer and head."""
-    models = store.query("MATCH (m:Model) RETURN m.name, m.n_layers, m.n_heads ORDER BY m.name").rows
+    models = store.query("MATCH (m:Model) RETURN m.name, m.n_heads ORDER BY m.name").rows
+    spans = store.query("MATCH (d:Dictionary) RETURN d.model AS model, min(d.layer), max(d.layer)").rows
+    layers = {name: range(first, last + 1) for name, first, last in spans}
     direct = _counts(store, "DIRECT", "a.layer AS x, b.layer AS y")
     heads = _counts(store, "VIA_HEAD", "r.head AS x, r.layer AS y")
     pieces: list[str] = []
     y, wide, edges = 0.0, 0.0, 0
-    for name, n_layers, n_heads in models:
+    for name, n_heads in models:
         own, through = direct.get(name, {}), heads.get(name, {})
-        n_layers = max([n_layers, *(1 + max(pair) for pair in own)])  # features beyond the last block
-        cell = min(40.0, max(5.0, 780 / max(1, n_layers)))
+        seen = {*layers.get(name, ()), *(layer for pair in own for layer in pair), *(y for _, y in through)}
+        span = range(min(seen, default=0), max(seen, default=0) + 1)  # the layers that have dictionaries
+        cell = min(40.0, max(5.0, 780 / len(span)))
         counted = sum(own.values()), sum(through.values())
         edges += sum(counted)
         grids = (
-            Grid(f"DIRECT: {counted[0]:,} edges", "source layer", "target layer", n_layers, n_layers, cell,
+            Grid(f"DIRECT: {counted[0]:,} edges", "source layer", "target layer", span, span, cell,
                  own, lambda x, y: f"L{x:02d} → L{y:02d}"),
-            Grid(f"VIA_HEAD: {counted[1]:,} edges", "head", "layer of the head", n_heads, n_layers, cell,
+            Grid(f"VIA_HEAD: {counted[1]:,} edges", "head", "layer of the head", range(n_heads), span, cell,
                  through, lambda x, y: f"L{y:02d}.H{x:02d}"),
         )  # fmt: skip
         pieces.append(label(MARGIN, y + 38, f"{name}: edges kept", 17, bold=True))
@@ -86,24 +89,24 @@ def _counts(store: Store, type: str, place: str) -> dict[str, dict[tuple[int, in
 
 @dataclass(frozen=True)
 class Grid:
-    """One heat map. counts: by (column, row), both from 0; rows upwards, as layers are counted."""
+    """One heat map. counts: by (column, row); rows upwards, as layers are counted."""
 
     title: str
     across: str
     upwards: str
-    columns: int
-    rows: int
+    columns: range
+    rows: range
     cell: float
     counts: Mapping[tuple[int, int], int]
     named: Callable[[int, int], str]
 
     @property
     def wide(self) -> float:
-        return AXIS + max(self.columns * self.cell, width(self.title, 13, SANS), 230.0)
+        return AXIS + max(len(self.columns) * self.cell, width(self.title, 13, SANS), 230.0)
 
     @property
     def high(self) -> float:
-        return 30 + self.rows * self.cell + 100
+        return 30 + len(self.rows) * self.cell + 100
 
     def draw(self, x: float, y: float) -> Iterator[str]:
         """Its elements, with the upper left corner at (x, y)."""
@@ -111,10 +114,11 @@ class Grid:
         least = min([*self.counts.values(), max(1, most // 10)])  # a small difference looks small
         yield label(x, y + 12, self.title, 13, INK, font=SANS, bold=True)
         left, top = x + AXIS, y + 30
-        bottom = top + self.rows * self.cell
-        yield box(left, top, self.columns * self.cell, bottom - top, "none", stroke=PALE)
+        bottom = top + len(self.rows) * self.cell
+        yield box(left, top, len(self.columns) * self.cell, bottom - top, "none", stroke=PALE)
         for (column, row), count in self.counts.items():
-            at = left + column * self.cell, bottom - (row + 1) * self.cell
+            at = (left + (column - self.columns.start) * self.cell,
+                  bottom - (row - self.rows.start + 1) * self.cell)  # fmt: skip
             share = _share(count, least, most)
             said = tip(f"{self.named(column, row)}: {count:,} edges")
             yield box(*at, self.cell, self.cell, _colour(share), said, stroke="#ffffff", stroke_width=0.5)
@@ -128,10 +132,12 @@ class Grid:
 
     def _ticks(self, left: float, top: float, bottom: float) -> Iterator[str]:
         every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * self.cell >= 18)
-        for column in range(0, self.columns, every):
-            yield label(left + (column + 0.5) * self.cell, bottom + 14, str(column), 10, MUTED, "middle")
-        for row in range(0, self.rows, every):
-            yield label(left - 6, bottom - (row + 0.5) * self.cell + 3.5, str(row), 10, MUTED, "end")
+        for at, column in enumerate(self.columns):
+            if column % every == 0:
+                yield label(left + (at + 0.5) * self.cell, bottom + 14, str(column), 10, MUTED, "middle")
+        for at, row in enumerate(self.rows):
+            if row % every == 0:
+                yield label(left - 6, bottom - (at + 0.5) * self.cell + 3.5, str(row), 10, MUTED, "end")
         yield label(left, bottom + 32, f"{self.across} →", 11, INK, font=SANS)
         turned = label(0, 0, f"{self.upwards} →", 11, INK, font=SANS)
         yield element("g", turned, transform=f"translate({left - 30:.1f} {bottom:.1f}) rotate(-90)")

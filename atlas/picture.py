@@ -43,12 +43,8 @@ def neighbourhood(
 
 
 def _layers(atlas: Atlas, feature: Feature) -> int:
-    """Layers on the axis: the model's, and those of its dictionaries."""
-    model = feature.properties["model"]
-    counted = atlas.store.query(
-        "MATCH (m:Model) WHERE m.name = $name RETURN m.n_layers", {"name": model}
-    ).rows
-    return max([*(n for (n,) in counted), *(d.layer + 1 for d in atlas.dictionaries if d.model == model)])
+    """Layers on the axis: as far as its model has dictionaries."""
+    return 1 + max(d.layer for d in atlas.dictionaries if d.model == feature.properties["model"])
 
 
 def _side(atlas: Atlas, feature: Feature, direction: str, most: int, by: str, types: Sequence[str]) -> Side:
@@ -97,7 +93,7 @@ def _shares(found: dict[str, int], most: int) -> dict[str, int]:
 
 
 def _card(feature: Feature) -> Card:
-    tables = {table.title.rsplit(" ", 1)[1]: table for table in feature.embeds(10)}
+    tables = feature.embeds(10)
     each = (5, 3) if len(tables) > 1 else (8, 5)
     reads = {reading: _signs(table, *each) for reading, table in tables.items()}
     norms = [

@@ -114,7 +114,8 @@ def test_a_property_without_a_value_is_none_and_an_unknown_one_an_error(opened):
 
 def test_token_tables_hold_both_signs_by_rank(small, opened):
     feature = opened.feature("t2[4]")
-    gate, up = feature.embeds(limit=100)
+    tables = feature.embeds(limit=100)
+    gate, up = tables["gate"], tables["up"]
     for table, reading in ((gate, "gate"), (up, "up")):
         rows = [r for r in small.embeds if key_of(r["target_dictionary"], r["target"]) == feature.key
                 and r["reading"] == reading]  # fmt: skip
