@@ -100,8 +100,8 @@ def dropped(store: Store) -> Answer:
 
 
 NOTE = (
-    "kept_share: of the sum of |weight| over all pairs. floor: what the same rule keeps of randomly rotated"
-    " writing vectors. z_sd: spread of z; 1 is that of random directions. Where sampled < pairs, they rest on"
+    "kept_share: of the sum of |weight| over all pairs. floor: what the same thresholds keep of randomly"
+    " rotated writing vectors; of a top k, the pairs that would outrank its k-th. z_sd: spread of z; 1 is that of random directions. Where sampled < pairs, they rest on"
     " a sample."
 )
 
