@@ -3,8 +3,9 @@
 Every block (one source dictionary, or one head, and one target dictionary) is surveyed on a seeded sample of
 its sources against all its targets: the sum and the histogram of |V|, the spread of z, and the *floor*, the
 pairs that the same thresholds keep when the writing vectors are turned by one random rotation, so that
-lengths stay and directions mean nothing (of a top k, the pairs that would outrank its k-th member). Counts and sums are scaled to the whole block; `sampled` says on how many
-pairs they rest, and equals `pairs` where the block was small enough to be read whole.
+lengths stay and directions mean nothing (of a top k, the pairs that would outrank its k-th member). Counts
+and sums are scaled to the whole block; `sampled` says on how many pairs they rest, and equals `pairs` where
+the block was small enough to be read whole.
 """
 
 from __future__ import annotations
