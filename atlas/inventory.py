@@ -101,8 +101,8 @@ def dropped(store: Store) -> Answer:
 
 NOTE = (
     "kept_share: of the sum of |weight| over all pairs. floor: what the same thresholds keep of randomly"
-    " rotated writing vectors; of a top k, the pairs that would outrank its k-th. z_sd: spread of z; 1 is that"
-    " of random directions. Where sampled < pairs, they rest on a sample."
+    " rotated writing vectors; of a top k, the pairs that would outrank its k-th. z_sd: spread of z; 1 is"
+    " that of random directions. Where sampled < pairs, they rest on a sample."
 )
 
 
