@@ -1,6 +1,10 @@
 """Functions are compiled where nothing can be kept on disk, too."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +34,11 @@ def test_without_a_place_for_the_cache_it_compiles_all_the_same(nowhere: None) -
     assert compiled()(function)(21) == 42
 
 
-def test_with_a_place_it_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "functions.py"
-    source.write_text("def double(x):\n    return 2 * x\n")
-    names: dict[str, Any] = {}
-    exec(compile(source.read_text(), str(source), "exec"), names)
-    assert compiled()(names["double"])(21) == 42
+def test_with_a_place_it_is_kept(tmp_path: Path) -> None:
+    """In a process of its own, as a module's functions are: importing it, calling it, finding it kept."""
+    module = "from workers.compiled import compiled\n\n@compiled()\ndef double(x):\n    return 2 * x\n"
+    (tmp_path / "functions.py").write_text(module)
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    command = [sys.executable, "-c", "import functions; assert functions.double(21) == 42"]
+    subprocess.run(command, check=True, env=os.environ | paths)
     assert list((tmp_path / "__pycache__").glob("functions.double-*.nbc"))
