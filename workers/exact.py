@@ -1,10 +1,10 @@
 """Products rounded once: a stored weight is the exact value of its product, rounded to float32.
 
 A float64 sum depends on the order of its terms, so on tiles, threads and processor, in its last bits; rounded
-to float32 that shows about once in 10⁸ pairs. Here a float64 value comes with a bound on its error, and the
-few whose float32 rounding the bound leaves open are computed again: in double-double arithmetic (about 104
-bits) and, where even that stands on a midpoint, in rationals. What comes out is a function of the factors
-alone.
+to float32 that shows rarely (in none of 3·10⁷ random pairs), but nothing forbids it. Here a float64 value
+comes with a bound on its error, and those whose float32 rounding the bound leaves open (3 in 10,000 random
+pairs) are computed again: in double-double arithmetic (about 104 bits) and, where even that stands on a
+midpoint, in rationals. What comes out is a function of the factors alone.
 
     V_ij   = ω_i · ρ_j                                  `rounded_dots`
     V^h_ij = ((s_i W_V) W_O) · ρ_j,  s_i = ω_i C ⊙ γ1    `rounded_head_products`

@@ -10,7 +10,7 @@ exactly is lost:
     |fl(x_ij) - x_ij| ≤ slack_j + output |fl(x_ij)|
 
 slack (`Operand.slack`) is made of what rounding the vectors really did to them, known when they were rounded:
-for bfloat16 (8 bits, unit u = 2⁻⁸) about 0.8 u of their lengths, where the worst case would be 2u + u². The
+for bfloat16 (8 bits, unit u = 2⁻⁸) about u times their lengths, where the worst case would be 2u + u². The
 product is returned in bfloat16, another u of itself.
 
 Running top-k bounds: each row may carry heaps of its k largest proven scores; the smallest of them is a lower

@@ -56,12 +56,6 @@ class RunManifest:
         except ValueError as error:
             raise AtlasError(f"{path}: damaged ({error}); run the build again") from error
 
-    @classmethod
-    def read_all(cls, folder: AtlasFolder) -> dict[str, RunManifest]:
-        """The manifests in the atlas's folder, by run, in the order of their names."""
-        manifests = [cls.read(path) for path in sorted(folder.runs.glob("*.json"))]
-        return {manifest.run: manifest for manifest in manifests}
-
     def write(self, folder: AtlasFolder) -> None:
         write_atomically(
             folder.runs / f"{self.run}.json", json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

@@ -143,10 +143,6 @@ class ResidualModel:
         """ω C ⊙ γ1 for rows (N, d_model) float64: what attention of the layer sees, σ1 left out."""
         return self.layers[layer].ln1.through(omega)
 
-    def mlp_input(self, layer: int, omega: torch.Tensor) -> torch.Tensor:
-        """ω C ⊙ γ2 for rows (N, d_model) float64: what the MLP of the layer sees, σ2 left out."""
-        return self.layers[layer].ln2.through(omega)
-
     def final_input(self, omega: torch.Tensor) -> torch.Tensor:
         """ω C ⊙ γf for rows (N, d_model) float64: what the unembedding sees, σ_final left out."""
         return self.ln_final.through(omega)
