@@ -13,9 +13,24 @@ from ingest.errors import InputError
 if TYPE_CHECKING:
     from ingest.models import Facts
 
-__all__ = ["Format", "Layers", "Layout", "choose_layers"]
+__all__ = ["NOTHING", "Declared", "Format", "Layers", "Layout", "choose_layers"]
 
 Layers = Literal["all"] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the user says of files that do not say it themselves. Where a file does, and differs, that is an
+    error; where a folder's name does, the user's word wins.
+
+    `reads` and `writes` are hook names (`blocks.5.hook_mlp_out`), names within a block (`hook_mlp_out`) or our
+    sites (`mlp.in`, `resid_post`); ingest.dictionaries.hooks reads them. `layer` is the one layer of a folder
+    that holds a single dictionary.
+    """
+
+    reads: str | None = None
+    writes: str | None = None
+    layer: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +56,16 @@ class Layout:
     dtypes: tuple[str, ...] = ()  # the types on disk
     provenance: Mapping[str, str] = field(default_factory=dict)  # what the file says of itself
     notes: tuple[str, ...] = ()  # what was defaulted or is unusual: to be shown
+    l0: Mapping[int, float] = field(default_factory=dict)  # layer -> L0 the files declare (a k, an average)
+    folded: bool = False  # made for TransformerLens' folded model, whose branch outputs are centred
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers read, ascending."""
         return tuple(self.sizes)
+
+
+NOTHING = Declared()
 
 
 class Format(Protocol):
@@ -61,31 +81,35 @@ class Format(Protocol):
     def recognises(self, where: Path) -> bool:
         """Whether the files there are this format's, by their names and keys, never by the folder's name."""
 
-    def scan(self, where: Path | None, facts: Facts, layers: Layers) -> Layout:
-        """Headers read and everything checked that can be; raises InputError."""
+    def scan(
+        self, where: Path | None, facts: Facts | None, layers: Layers, declared: Declared = NOTHING
+    ) -> Layout:
+        """Headers read and everything checked that can be; raises InputError. Without `facts` nothing is
+        checked against a model, and what depends on one is defaulted and noted."""
 
 
 def choose_layers(
-    found: Sequence[int], wanted: Layers, facts: Facts, source: str
+    found: Sequence[int], wanted: Layers, facts: Facts | None, source: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The layers to read of those found, and a note where layers of the model have no dictionary.
 
     Raises InputError for a layer that the model lacks or that was asked for and is not there.
     """
-    lacking = [layer for layer in found if layer >= facts.n_layers]
-    if lacking:
+    n_layers = max(found, default=-1) + 1 if facts is None else facts.n_layers
+    lacking = [layer for layer in found if layer >= n_layers]
+    if lacking and facts is not None:
         raise InputError(
             f"{source}: has a dictionary for layer {lacking[0]}, the model has layers 0 to"
-            f" {facts.n_layers - 1} ({facts.architecture}); it is for another model"
+            f" {n_layers - 1} ({facts.architecture}); it is for another model"
         )
     if wanted == "all":
-        gap = [layer for layer in range(facts.n_layers) if layer not in found]
-        notes = (f"no dictionary for layer {_ranges(gap)} of 0 to {facts.n_layers - 1}",) if gap else ()
+        gap = [layer for layer in range(n_layers) if layer not in found]
+        notes = (f"no dictionary for layer {_ranges(gap)} of 0 to {n_layers - 1}",) if gap else ()
         return tuple(sorted(found)), notes
     absent = [layer for layer in wanted if layer not in found]
     if absent:
-        where = "the model has" if absent[0] >= facts.n_layers or absent[0] < 0 else "it has"
-        have = range(facts.n_layers) if where == "the model has" else sorted(found)
+        where = "the model has" if facts and not 0 <= absent[0] < n_layers else "it has"
+        have = range(n_layers) if where == "the model has" else sorted(found)
         raise InputError(f"{source}: layer {absent[0]} was asked for, {where} layers {_ranges(list(have))}")
     return tuple(sorted(set(wanted))), ()
 

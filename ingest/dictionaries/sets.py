@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ingest.dictionaries.formats import formats
 from ingest.dictionaries.hashing import dictionary_hash, set_hash
-from ingest.dictionaries.layout import Format, Layers, Layout
+from ingest.dictionaries.layout import NOTHING, Declared, Format, Layers, Layout
 from ingest.dictionaries.types import Dictionary
 from ingest.errors import InputError
 from ingest.places import is_hub_name
@@ -133,13 +133,14 @@ def open_set(
     format: str | None = None,
     layers: Layers = "all",
     alias: str | None = None,
+    declared: Declared = NOTHING,
 ) -> DictionarySet:
     """Dictionaries for a model: from a directory, a hub name, or (None, format "neurons") the model itself.
 
     All headers and shapes of all layers are checked here, against the model too; weights are read by `load`,
     and all of them once by `verify`. Raises InputError.
     """
-    layout = describe_set(where, model.facts, format=format, layers=layers)
+    layout = describe_set(where, model.facts, format=format, layers=layers, declared=declared)
     recorded = layout.provenance.get("model_hash")
     if recorded and recorded != model.hash:
         raise InputError(
@@ -150,18 +151,23 @@ def open_set(
 
 
 def describe_set(
-    where: str | Path | None, facts: Facts, *, format: str | None = None, layers: Layers = "all"
+    where: str | Path | None,
+    facts: Facts | None,
+    *,
+    format: str | None = None,
+    layers: Layers = "all",
+    declared: Declared = NOTHING,
 ) -> Layout:
     """The same from headers alone: layers, sizes, bytes, what is read and written. No weight is read, no
-    torch imported. Raises InputError."""
+    torch imported. Without `facts` nothing is checked against a model. Raises InputError."""
     if format is not None and format not in formats():
         raise InputError(f"unknown dictionary format {format!r}; known: {', '.join(formats())}")
     if where is None:
         if format is None:
             raise InputError("a dictionary set needs a path, or format: neurons for the model's own")
-        return formats()[format].scan(None, facts, layers)
+        return formats()[format].scan(None, facts, layers, declared)
     path = _locate(where, formats()[format].hub_files if format else ())
-    return (formats()[format] if format else _recognise(path)).scan(path, facts, layers)
+    return (formats()[format] if format else _recognise(path)).scan(path, facts, layers, declared)
 
 
 def _recognise(path: Path) -> Format:

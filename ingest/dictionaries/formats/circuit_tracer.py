@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ingest.dictionaries.layout import Layers, Layout, choose_layers
+from ingest.dictionaries.layout import NOTHING, Declared, Layers, Layout, choose_layers
 from ingest.dictionaries.tensor_files import Entry, check_keys, check_shape, read_header, read_tensors
 from ingest.dictionaries.types import (
     At,
@@ -66,7 +66,9 @@ class CircuitTracer:
         """A directory with a file named as one layer's."""
         return where.is_dir() and any(_LAYER.fullmatch(path.name) for path in where.iterdir())
 
-    def scan(self, where: Path | None, facts: Facts, layers: Layers) -> Layout:
+    def scan(
+        self, where: Path | None, facts: Facts | None, layers: Layers, declared: Declared = NOTHING
+    ) -> Layout:
         if where is None:
             raise InputError(
                 f"format {self.name!r} needs a path: the directory with config.yaml and layer_*.safetensors"
@@ -156,9 +158,9 @@ def _k(path: Path, config: Mapping[str, Any]) -> int | None:
     return k
 
 
-def _input(path: Path, config: Mapping[str, Any], facts: Facts) -> Read:
+def _input(path: Path, config: Mapping[str, Any], facts: Facts | None) -> Read:
     hook = _hook(path, config, "feature_input_hook", _INPUTS)
-    if hook == "hook_resid_mid" and facts.parallel:
+    if hook == "hook_resid_mid" and facts and facts.parallel:
         raise InputError(
             f"{path}: feature_input_hook: hook_resid_mid does not exist in the parallel blocks of"
             f" {facts.architecture}; expected mlp.hook_in or hook_mlp_in: it is for another model"
@@ -198,7 +200,9 @@ def _layer_files(where: Path) -> dict[int, Path]:
     return files
 
 
-def _check_layer(path: Path, header: Mapping[str, Entry], facts: Facts, config: Mapping[str, Any]) -> None:
+def _check_layer(
+    path: Path, header: Mapping[str, Entry], facts: Facts | None, config: Mapping[str, Any]
+) -> None:
     check_keys(path, header, _REQUIRED, {_THRESHOLD, "W_skip"})
     encoder, decoder = header["W_enc"].shape, header["W_dec"].shape
     if len(encoder) != 2 or len(decoder) != 2 or encoder[0] != decoder[0] or 0 in encoder:
@@ -207,12 +211,12 @@ def _check_layer(path: Path, header: Mapping[str, Entry], facts: Facts, config: 
             f"{path}: W_enc has shape {_text(encoder)} and W_dec {_text(decoder)}; expected (F, d) and (F,"
             f" d) with the same F{turned}"
         )
-    size, d = encoder[0], facts.d_model
+    size, d = encoder[0], encoder[1] if facts is None else facts.d_model
     for key, width in (("W_enc", encoder[1]), ("W_dec", decoder[1])):
         if width != d:
             raise InputError(
                 f"{path}: {key} has shape {_text(header[key].shape)}, so width {width}, the model's d_model"
-                f" is {d} ({facts.architecture}); it is for another model"
+                f" is {d} ({facts.architecture if facts else path.name}); it is for another model"
             )
     check_shape(path, "b_enc", header["b_enc"], (size,), f"one for each of the {size} rows of W_enc")
     check_shape(path, "b_dec", header["b_dec"], (d,), f"W_dec is ({size}, {d})")

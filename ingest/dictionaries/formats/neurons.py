@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest.dictionaries.hashing import derived_hash
-from ingest.dictionaries.layout import Layers, Layout, choose_layers
+from ingest.dictionaries.layout import NOTHING, Declared, Layers, Layout, choose_layers
 from ingest.dictionaries.types import (
     NEURON_ACTIVATIONS,
     At,
@@ -44,9 +44,15 @@ class Neurons:
         """No file holds neurons: they are asked for by name."""
         return False
 
-    def scan(self, where: Path | None, facts: Facts, layers: Layers) -> Layout:
+    def scan(
+        self, where: Path | None, facts: Facts | None, layers: Layers, declared: Declared = NOTHING
+    ) -> Layout:
         if where is not None:
             raise InputError(f"{where}: format 'neurons' reads the model itself; leave the path out")
+        if facts is None:
+            raise InputError("format 'neurons' reads a model: say which")
+        if declared != NOTHING:
+            raise InputError("format 'neurons': reads, writes and layer are the model's own; leave them out")
         if facts.activation not in NEURON_ACTIVATIONS:
             raise InputError(
                 f"neurons of {facts.architecture}: activation {facts.activation!r} is not supported; known:"
