@@ -23,8 +23,8 @@ class Declared:
     """What the user says of files that do not say it themselves. Where a file does, and differs, that is an
     error; where a folder's name does, the user's word wins.
 
-    `reads` and `writes` are hook names (`blocks.5.hook_mlp_out`), names within a block (`hook_mlp_out`) or our
-    sites (`mlp.in`, `resid_post`); ingest.dictionaries.hooks reads them. `layer` is the one layer of a folder
+    `reads` and `writes` are hook names (`blocks.5.hook_mlp_out`), names within a block (`hook_mlp_out`) or
+    our sites (`mlp.in`, `resid_post`); ingest.dictionaries.hooks reads them. `layer` is the one layer of a folder
     that holds a single dictionary.
     """
 
