@@ -3,6 +3,7 @@ float32."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,20 @@ from ingest.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Entry", "check_keys", "check_shape", "read_header", "read_tensors"]
+__all__ = [
+    "Entry",
+    "check_file",
+    "check_finite",
+    "check_keys",
+    "check_shape",
+    "read_header",
+    "read_part",
+    "read_tensors",
+]
 
 # Every value of these is a float32; a float64 is not, and rounding it would change the dictionary silently.
 _WIDENED = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+_SIZES = {**_WIDENED, "F64": 8}
 
 
 @dataclass(frozen=True)
@@ -31,10 +42,36 @@ class Entry:
     @property
     def bytes(self) -> int:
         """Size on disk."""
-        count = _WIDENED[self.dtype]
-        for extent in self.shape:
-            count *= extent
-        return count
+        return _SIZES[self.dtype] * self.count
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+def check_file(path: Path, kind: str) -> int:
+    """The size of a file that can be read and is not empty. `kind`, "a safetensors file": what is expected.
+
+    Raises InputError, for a Git LFS pointer too.
+    """
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise InputError(f"{path}: is not a file; expected {kind}")
+        with path.open("rb") as file:
+            begin = file.read(24)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected {kind}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    if size == 0:
+        raise InputError(f"{path}: is empty (0 bytes); expected {kind}; copy or download it again")
+    if begin.startswith(b"version https://git-lfs"):
+        raise InputError(
+            f"{path}: is a Git LFS pointer, not the weights; run `git lfs pull` where it came from"
+        )
+    return size
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -43,22 +80,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     Raises InputError for a file that is missing, empty, truncated or something else, and for a type that
     float32 cannot hold exactly.
     """
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected a safetensors file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
-    if not path.is_file():
-        raise InputError(f"{path}: is not a file; expected a safetensors file")
-    if size == 0:
-        raise InputError(
-            f"{path}: is empty (0 bytes); expected a safetensors file; copy or download it again"
-        )
-    if path.open("rb").read(24).startswith(b"version https://git-lfs"):
-        raise InputError(
-            f"{path}: is a Git LFS pointer, not the weights; run `git lfs pull` where it came from"
-        )
+    size = check_file(path, "a safetensors file")
     try:
         with safe_open(str(path), framework="numpy") as file:
             entries = {
@@ -130,11 +152,34 @@ def read_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Tensor]:
     for key, tensor in tensors.items():
         # A copy: what is mapped from the file would change, or crash, with the file.
         widened[key] = tensor.to(torch.float32, copy=True).contiguous()
-        _check_finite(path, key, widened[key], header[key].dtype)
+        check_finite(path, key, widened[key], header[key].dtype)
     return widened
 
 
-def _check_finite(path: Path, key: str, tensor: Tensor, dtype: str) -> None:
+def read_part(path: Path, header: Mapping[str, Entry], key: str, at: int) -> Tensor:
+    """tensor[:, at] of a file whose header was read, float32, contiguous, checked finite: of a large tensor
+    one part after the other.
+
+    Raises InputError where the file has changed since, or the part holds NaN or infinity.
+    """
+    import torch
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            found = file.get_slice(key)
+            if tuple(found.get_shape()) != header[key].shape:
+                raise InputError(f"{path}: has changed since it was opened; start again")
+            part = found[:, at].to(torch.float32, copy=True).contiguous()
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path}: cannot be read any more ({error}); it was sound when it was opened"
+        ) from error
+    check_finite(path, f"{key}[:, {at}]", part, header[key].dtype)
+    return part
+
+
+def check_finite(path: Path, key: str, tensor: Tensor, dtype: str) -> None:
+    """InputError that names the first value that is NaN or infinite. `dtype`: the type on disk."""
     # The sum is a pass without a temporary; only a sum that is not finite (or overflows) needs a closer look.
     if tensor.sum().isfinite():
         return
