@@ -13,9 +13,11 @@ import yaml
 from safetensors.torch import save_file
 
 from ingest.dictionaries import open_set
+from ingest.models import Norm
 
 HOOKS = {"feature_input_hook": "mlp.hook_in", "feature_output_hook": "mlp.hook_out"}
 THRESHOLD = "activation_function.threshold"
+RMS_NORM = Norm(centred=False, gain="weight", bias=False, eps=1e-6)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,14 @@ class Facts:
     parallel: bool = False
     gated: bool = False
     activation: str = "gelu"
+    norm: Norm = RMS_NORM
+    norm_before: bool = True
+    norm_after: bool = False
+    one_norm: bool = False
+    branch_multiplier: float = 1.0
+    embedding_factor: float = 1.0
+    n_heads: int = 4
+    d_head: int = 2
 
 
 @dataclass(frozen=True)
