@@ -103,7 +103,13 @@ def open_sources(
     with watch.counting("reading headers"):
         facts = {name: describe_model(entry.where) for name, entry in spec.models.items()}
         for entry in spec.dictionaries.values():
-            describe_set(entry.where, facts[entry.model], format=entry.format, layers=_layers(entry))
+            describe_set(
+                entry.where,
+                facts[entry.model],
+                format=entry.format,
+                layers=_layers(entry),
+                declared=entry.declared,
+            )
     models: dict[str, ResidualModel] = {}
     for name, model in spec.models.items():
         with watch.counting(f"opening model {name}"):
@@ -118,6 +124,7 @@ def open_sources(
             format=entry.format,
             layers=_layers(entry),
             alias=entry.alias,
+            declared=entry.declared,
         )
         with watch.counting(f"checking {name}") as count:
             found.verify(lambda done, total: count(done, total, "layers"))

@@ -86,7 +86,11 @@ def estimate(spec: Spec, *, workers: int | None = None, rate: float | None = Non
     facts = {name: describe_model(entry.where) for name, entry in spec.models.items()}
     layouts = {
         name: describe_set(
-            entry.where, facts[entry.model], format=entry.format, layers=cast("Layers", entry.layers)
+            entry.where,
+            facts[entry.model],
+            format=entry.format,
+            layers=cast("Layers", entry.layers),
+            declared=entry.declared,
         )
         for name, entry in spec.dictionaries.items()
     }

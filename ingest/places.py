@@ -1,5 +1,5 @@
-"""Where a user's files are: a path, a name on the hub, or `package:NAME/FILE` inside an installed Python
-package."""
+"""Where a user's files are: a path, a name on the hub (of dictionaries also a folder there,
+`owner/name/sub/folder`), or `package:NAME/FILE` inside an installed Python package."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ingest.errors import InputError
 
-__all__ = ["PACKAGE", "is_hub_name", "resolve_place"]
+__all__ = ["PACKAGE", "hub_place", "is_hub_name", "resolve_place"]
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FOLDER = re.compile(rf"({_HUB.pattern})/((?:[\w-][\w.=+-]*/)*[\w-][\w.=+-]*)/?")
 PACKAGE = "package:"
 
 
@@ -20,15 +21,29 @@ def is_hub_name(text: str) -> bool:
     return bool(_HUB.fullmatch(text))
 
 
-def resolve_place(text: str, base: Path | None = None) -> str:
+def hub_place(text: str) -> tuple[str, str] | None:
+    """The hub name and the folder in it ("" for the whole) of a text that is no existing path, or None.
+
+    >>> hub_place("owner/name/layer_5/width_16k")
+    ('owner/name', 'layer_5/width_16k')
+    """
+    if is_hub_name(text):
+        return text, ""
+    match = _FOLDER.fullmatch(text)
+    return (match[1], match[2]) if match else None
+
+
+def resolve_place(text: str, base: Path | None = None, *, folders: bool = False) -> str:
     """The absolute path that a text means, seen from the folder `base` (default: the working folder).
 
-    A path that exists wins; then a hub name stays as it is. Raises InputError for anything else. A package
-    is found, never imported: no code of it runs.
+    A path that exists wins; then a hub name stays as it is, with `folders` also a folder of one, unless its
+    first part is a folder here. Raises InputError for anything else. A package is found, never imported: no
+    code of it runs.
     """
     if text.startswith(PACKAGE):
         return str(_in_package(text))
-    path = (base or Path.cwd()) / Path(text).expanduser()
+    base = base or Path.cwd()
+    path = base / Path(text).expanduser()
     try:
         exists = path.exists()
     except OSError as error:
@@ -36,6 +51,8 @@ def resolve_place(text: str, base: Path | None = None) -> str:
     if exists:
         return str(path.resolve())
     if is_hub_name(text):
+        return text
+    if folders and hub_place(text) and not (base / text.partition("/")[0]).is_dir():
         return text
     raise InputError(f"{text}: no such file or directory (looked for {path})")
 

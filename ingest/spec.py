@@ -3,14 +3,17 @@ runs.
 
     atlas: 1
     models: {smol: {path: …, tokenizer: …}}
-    dictionaries: {neurons: {model: smol, format: neurons, layers: all, alias: n}}
+    dictionaries:
+      neurons: {model: smol, format: neurons, layers: all, alias: n}
+      sae: {model: smol, path: …, reads: hook_resid_post, writes: hook_resid_post, layer: 5}
     edges:
       - {types: [DIRECT, VIA_HEAD], from: [neurons], to: [neurons], keep: {any: [{z: 6}, {top: 16}]}}
       - {types: [EMBEDS, PROMOTES], from: [neurons], to: [neurons], keep: {top: 16}}
     seed: 0
 
 Paths are seen from the spec's folder; `package:NAME/FILE` is a file of an installed Python package,
-`owner/name` a hub name. Without `from` and `to` an entry means every set; without an entry for DIRECT or
+`owner/name` a hub name, of dictionaries also `owner/name/sub/folder`. `reads`, `writes` and `layer` say of
+a set what its files do not. Without `from` and `to` an entry means every set; without an entry for DIRECT or
 VIA_HEAD both are kept by z > 6; what no entry says of EMBEDS and PROMOTES is the top 16 of each sign ({top:
 0}: none). An edge is kept if any entry keeps it. `seed`: of the sample on which what was
 left out is surveyed, and of the rotation of its floor. Neither torch nor transformers is imported.
@@ -26,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from ingest.dictionaries.layout import Declared
 from ingest.errors import InputError
 from ingest.places import PACKAGE, is_hub_name, resolve_place
 from ingest.rules import (
@@ -70,6 +74,14 @@ class DictionaryEntry:
     format: str | None = None
     layers: str | tuple[int, ...] = "all"
     alias: str | None = None
+    reads: str | None = None  # what the files do not say, as ingest.dictionaries.Declared has it
+    writes: str | None = None
+    layer: int | None = None
+
+    @property
+    def declared(self) -> Declared:
+        """For `open_set` and `describe_set`."""
+        return Declared(self.reads, self.writes, self.layer)
 
 
 @dataclass(frozen=True)
@@ -140,6 +152,9 @@ class Spec:
                 "format": entry.format,
                 "layers": entry.layers if isinstance(entry.layers, str) else list(entry.layers),
                 "alias": entry.alias,
+                "reads": entry.reads,
+                "writes": entry.writes,
+                "layer": entry.layer,
             }
             dictionaries[name] = {key: value for key, value in values.items() if value is not None}
         edges: list[dict[str, Any]] = [
@@ -233,7 +248,9 @@ def _checked(text: SpecText, base: Path) -> Spec:
             written = entry.get(key) if isinstance(entry, dict) else None
             if isinstance(written, str):
                 try:
-                    places[section, str(name), key] = resolve_place(written, base)
+                    places[section, str(name), key] = resolve_place(
+                        written, base, folders=section == "dictionaries"
+                    )
                 except InputError as error:
                     mistakes.append(text.mistake((section, str(name), key), str(error)))
     if file is None or mistakes:
@@ -256,6 +273,9 @@ def _spec(file: File, places: Mapping[tuple[str, str, str], str], source: str) -
             format=entry.format,
             layers=entry.layers,
             alias=entry.alias,
+            reads=entry.reads,
+            writes=entry.writes,
+            layer=entry.layer,
         )
         for name, entry in file.dictionaries.items()
     }

@@ -100,6 +100,9 @@ class DictionarySection(_Section):
     format: str | None = None
     layers: Annotated[Any, BeforeValidator(_layers)] = "all"
     alias: Annotated[Any, BeforeValidator(_alias)] = None
+    reads: str | None = None
+    writes: str | None = None
+    layer: Annotated[int, Field(ge=0)] | None = None
 
 
 class EdgeSection(_Section):
@@ -217,6 +220,11 @@ def mistakes_of(text: SpecText) -> list[Mistake]:
             mistakes.append(
                 text.mistake((*place, "path"), "format neurons reads the model itself; leave path out")
             )
+        for key in ("reads", "writes", "layer"):
+            if own and entry.get(key) is not None:
+                mistakes.append(
+                    text.mistake((*place, key), f"neurons have their own {key}; expected to be left out")
+                )
         if entry and not own and entry.get("path") is None:
             mistakes.append(
                 text.mistake(place, "expected path, or format: neurons for the model's own neurons")

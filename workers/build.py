@@ -119,7 +119,7 @@ class ModelPlan:
         layout = found.layout
         for layer in found.layers:
             yield Block(
-                DictionaryEntry(found.hash_of(layer), found.format, layer),
+                DictionaryEntry.of(found.hash_of(layer), found.format, layer, found.declared),
                 name,
                 found.key(layer),
                 found.sizes[layer],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ingest.dictionaries import Declared
 from workers.operands import Operand
 from workers.selection import Norms
 
@@ -16,11 +17,25 @@ __all__ = ["DictionaryEntry", "Readers", "Writers", "divided", "lengths"]
 
 @dataclass(frozen=True)
 class DictionaryEntry:
-    """One dictionary in a step's parameters: its hash, how its files are read, its layer."""
+    """One dictionary in a step's parameters: its hash, how its files are read, its layer, and what the user
+    said of it."""
 
     hash: str
     format: str
     layer: int
+    reads: str | None = None
+    writes: str | None = None
+    layer_declared: bool = False
+
+    @classmethod
+    def of(cls, hash: str, format: str, layer: int, declared: Declared) -> DictionaryEntry:
+        """The entry of a dictionary of an opened set."""
+        return cls(hash, format, layer, declared.reads, declared.writes, declared.layer is not None)
+
+    @property
+    def declared(self) -> Declared:
+        """What files do not say of themselves, to open them with again."""
+        return Declared(self.reads, self.writes, self.layer if self.layer_declared else None)
 
     @property
     def source(self) -> str:
@@ -28,8 +43,9 @@ class DictionaryEntry:
         return f"dictionary:{self.hash}"
 
     def as_json(self) -> dict[str, Any]:
-        """For a step's parameters; `DictionaryEntry(**…)` reads it back."""
-        return asdict(self)
+        """For a step's parameters; `DictionaryEntry(**…)` reads it back. Only what was declared is named: the
+        parameters name the step's artifact."""
+        return {key: value for key, value in asdict(self).items() if value is not None and value is not False}
 
 
 def divided(vectors: np.ndarray, length: np.ndarray) -> np.ndarray:

@@ -35,7 +35,12 @@ class Vectors:
         """The dictionary itself, read anew."""
         where = None if entry.format == "neurons" else self._inputs[entry.source]
         found = open_set(
-            where, name=entry.hash[:12], model=self.model, format=entry.format, layers=[entry.layer]
+            where,
+            name=entry.hash[:12],
+            model=self.model,
+            format=entry.format,
+            layers=[entry.layer],
+            declared=entry.declared,
         )
         return found.load(entry.layer)
 

@@ -4,7 +4,7 @@ Importing this imports no torch: headers answer `describe_set`.
 """
 
 from ingest.dictionaries.formats import formats
-from ingest.dictionaries.layout import Format, Layers, Layout
+from ingest.dictionaries.layout import Declared, Format, Layers, Layout
 from ingest.dictionaries.sets import DictionarySet, describe_set, dictionary_key, open_set
 from ingest.dictionaries.types import (
     At,
@@ -29,6 +29,7 @@ from ingest.dictionaries.types import (
 
 __all__ = [
     "At",
+    "Declared",
     "Dictionary",
     "DictionarySet",
     "Encoder",

@@ -69,10 +69,19 @@ def _folders(where: Path) -> Iterator[Path]:
             continue
         try:
             with os.scandir(folder) as entries:
-                below = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+                below = [
+                    entry.path for entry in entries if not entry.name.startswith(".") and _is_folder(entry)
+                ]
         except OSError as error:
             raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
         waiting += [(Path(path), depth + 1) for path in sorted(below, reverse=True)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself; who needs that file says so
+        return False
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

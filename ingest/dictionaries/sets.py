@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING
 
 from ingest.dictionaries.formats import formats
 from ingest.dictionaries.hashing import dictionary_hash, set_hash
+from ingest.dictionaries.hooks import mlp_input, read_hook, write_hook
+from ingest.dictionaries.hub import fetch
 from ingest.dictionaries.layout import NOTHING, Declared, Format, Layers, Layout
-from ingest.dictionaries.types import Dictionary
+from ingest.dictionaries.types import Dictionary, Space
 from ingest.errors import InputError
-from ingest.places import is_hub_name
+from ingest.places import hub_place
 
 if TYPE_CHECKING:
     from ingest.models import Facts, ResidualModel
+
+_FOLDED = (
+    "made for the folded model (gains folded into weights, branch outputs centred): what it writes may differ"
+    " from this model's by the mean over components, which every norm that centres takes out"
+)
 
 __all__ = ["DictionarySet", "describe_set", "dictionary_key", "open_set"]
 
@@ -36,6 +43,7 @@ class DictionarySet:
     layout: Layout
     residual_model: ResidualModel = field(repr=False)
     alias: str | None = None
+    declared: Declared = NOTHING
     _hashes: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -135,10 +143,12 @@ def open_set(
     alias: str | None = None,
     declared: Declared = NOTHING,
 ) -> DictionarySet:
-    """Dictionaries for a model: from a directory, a hub name, or (None, format "neurons") the model itself.
+    """Dictionaries for a model: from a path, a hub name, or (None, format "neurons") the model itself.
 
-    All headers and shapes of all layers are checked here, against the model too; weights are read by `load`,
-    and all of them once by `verify`. Raises InputError.
+    A path is the folder or file of one dictionary, or a folder above several, one for each layer; a hub name
+    is `owner/name` or a folder of it, `owner/name/sub/folder`. All headers and shapes of all layers are
+    checked here, against the model too; weights are read by `load`, and all of them once by `verify`. Raises
+    InputError.
     """
     layout = describe_set(where, model.facts, format=format, layers=layers, declared=declared)
     recorded = layout.provenance.get("model_hash")
@@ -147,7 +157,7 @@ def open_set(
             f"{layout.source}: model_hash: made for the model {recorded[:12]}…, found {model.hash[:12]}…"
             f" ({model.source}); give it the model it was trained on"
         )
-    return DictionarySet(name=name, model=model.name, layout=layout, residual_model=model, alias=alias)
+    return DictionarySet(name, model.name, layout, model, alias, declared)
 
 
 def describe_set(
@@ -167,7 +177,10 @@ def describe_set(
             raise InputError("a dictionary set needs a path, or format: neurons for the model's own")
         return formats()[format].scan(None, facts, layers, declared)
     path = _locate(where, formats()[format].hub_files if format else ())
-    return (formats()[format] if format else _recognise(path)).scan(path, facts, layers, declared)
+    reader = formats()[format] if format else _recognise(path)
+    layout = reader.scan(path, facts, layers, declared)
+    _check_declared(layout, facts, declared)
+    return dataclasses.replace(layout, notes=(*layout.notes, _FOLDED)) if layout.folded else layout
 
 
 def _recognise(path: Path) -> Format:
@@ -176,7 +189,10 @@ def _recognise(path: Path) -> Format:
         return found[0]
     if found:
         names = ", ".join(reader.name for reader in found)
-        raise InputError(f"{path}: holds files of several formats ({names}); say which with format")
+        raise InputError(
+            f"{path}: holds files of several formats ({names}); say which with format, or give the deeper"
+            " path"
+        )
     inside = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
     shown = ", ".join(inside[:6]) + (", …" if len(inside) > 6 else "") if inside else "nothing"
     raise InputError(f"{path}: no known dictionary format ({', '.join(formats())}); found {shown}")
@@ -194,14 +210,34 @@ def _locate(where: str | Path, patterns: tuple[str, ...]) -> Path:
         if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
             raise InputError(f"{path}: cannot be read (permission denied)")
         return path
-    if not is_hub_name(str(where)):
+    if not hub_place(str(where)):
         raise InputError(f"{path}: no such file or directory; expected a directory with dictionaries")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    return fetch(
+        str(where),
+        patterns or tuple(pattern for reader in formats().values() for pattern in reader.hub_files),
+    )
 
-    wanted = patterns or tuple(pattern for reader in formats().values() for pattern in reader.hub_files)
-    try:
-        return Path(snapshot_download(str(where), allow_patterns=list(wanted)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{where}: no such directory, and not to be had from the hub ({reason})") from error
+
+def _check_declared(layout: Layout, facts: Facts | None, declared: Declared) -> None:
+    """What was declared is what was found, whatever the reader did with it. Raises InputError."""
+    if declared.layer is not None and layout.layers != (declared.layer,):
+        have = ", ".join(map(str, layout.layers))
+        raise InputError(
+            f"{layout.source}: layer {declared.layer} was declared, the files are of layer {have}"
+        )
+    if declared.reads is not None:
+        read = mlp_input(read_hook(declared.reads, facts, "reads").read)
+        found = mlp_input(layout.read)
+        # On which side of a gain depends on the model, and on its folding, which the reader knows.
+        if read.site != found.site or (read.space is Space.RAW) != (found.space is Space.RAW):
+            raise InputError(
+                f"{layout.source}: reads: {declared.reads} was declared, the files say {found.site}"
+                f" ({found.space})"
+            )
+    if declared.writes is not None:
+        site = write_hook(declared.writes, facts, "writes").site
+        written = {one for writes in layout.writes.values() for _, one, _ in writes}
+        if written != {site}:
+            raise InputError(
+                f"{layout.source}: writes: {declared.writes} was declared, the files say {', '.join(written)}"
+            )

@@ -38,7 +38,7 @@ def test_missing_directory(tmp_path):
 def test_directory_of_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     line = refused(tmp_path)
-    assert "no known dictionary format (circuit-tracer, neurons); found notes.txt" in line
+    assert "no known dictionary format (circuit-tracer" in line and "; found notes.txt" in line
 
 
 def test_empty_directory(tmp_path):
@@ -303,7 +303,7 @@ def test_config_that_is_no_mapping(tmp_path, text, said):
 
 def test_unknown_format(tmp_path):
     line = refused(write_set(tmp_path / "set", {0: tensors()}), format="saelense")
-    assert "unknown dictionary format 'saelense'; known: circuit-tracer, neurons" in line
+    assert "unknown dictionary format 'saelense'; known: circuit-tracer" in line
 
 
 def test_neurons_have_no_path(tmp_path):
@@ -320,25 +320,3 @@ def test_named_format_without_its_files(tmp_path):
         "feature_input_hook: mlp.hook_in\nfeature_output_hook: mlp.hook_out\n"
     )
     assert "has no layer_0.safetensors" in refused(tmp_path, format="circuit-tracer")
-
-
-# --- the hub ------------------------------------------------------------------------------------------------
-
-
-def test_a_hub_name_is_fetched_by_the_formats_files_alone(tmp_path, monkeypatch):
-    folder, asked = write_set(tmp_path / "set", {0: tensors()}), []
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download",
-        lambda name, **options: asked.append((name, options)) or str(folder),
-    )
-    assert opened("owner/set").layers == (0,)
-    assert asked == [("owner/set", {"allow_patterns": ["config.yaml", "layer_*.safetensors"]})]
-
-
-def test_a_hub_that_does_not_answer(monkeypatch):
-    def unreachable(name, **options):
-        raise OSError("no route\nto host")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    line = refused("owner/set")
-    assert line == "owner/set: no such directory, and not to be had from the hub (no route to host)"

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from ingest.dictionaries import Declared
 from ingest.errors import InputError
 from ingest.spec import (
     All_,
@@ -144,12 +145,46 @@ def test_canonical_form_is_itself_a_spec_from_anywhere(here, tmp_path_factory):
     assert again.models["small"].where == str(here / "model")
 
 
+def test_what_the_files_do_not_say_is_carried_and_may_be_left_out(here):
+    said = "path: tc, reads: blocks.5.hook_resid_post, writes: resid_post, layer: 5"
+    spec = parse_spec(changed(("path: tc", said)), base=here)
+    assert spec.dictionaries["tc"].declared == Declared("blocks.5.hook_resid_post", "resid_post", 5)
+    again = parse_spec(spec.to_yaml(), base=here)
+    assert again.dictionaries["tc"].declared == spec.dictionaries["tc"].declared
+    plain = parse_spec(GOOD, base=here)
+    assert plain.dictionaries["tc"].declared == Declared()
+    assert set(plain.canonical()["dictionaries"]["tc"]) == {"model", "path", "layers", "alias"}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("path: tc, layer: -1", "expected a number of 0 or more, found -1"),
+        ("path: tc, layer: five", "expected a whole number, found 'five'"),
+        ("path: tc, reads: 5", "found 5"),
+        ("path: tc, read: mlp.in", "did you mean 'reads'"),
+        ("format: neurons, reads: mlp.in", "neurons have their own reads"),
+    ],
+)
+def test_what_is_said_of_files_and_makes_no_sense(here, written, said):
+    with pytest.raises(SpecError) as caught:
+        parse_spec(changed(("path: tc", written)), base=here)
+    assert said in str(caught.value)
+
+
 # --- places -------------------------------------------------------------------------------------------------
 
 
 def test_hub_names_stay_as_they_are(here):
     spec = parse_spec(changed(("path: tc", "path: owner/some-transcoders")), base=here)
     assert spec.dictionaries["tc"].where == "owner/some-transcoders"
+
+
+def test_a_folder_of_a_hub_name_is_a_set_and_no_model(here):
+    spec = parse_spec(changed(("path: tc", "path: owner/sets/layer_5")), base=here)
+    assert spec.dictionaries["tc"].where == "owner/sets/layer_5"
+    with pytest.raises(SpecError, match="no such file"):
+        parse_spec(changed(("path: model,", "path: owner/models/small,")), base=here)
 
 
 def test_an_existing_path_is_not_taken_for_a_hub_name(here):

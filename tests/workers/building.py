@@ -43,7 +43,12 @@ def build(text: str, folder: Path, artifacts_in: Path | None = None) -> Built:
     models = {name: open_model(entry.where, name=name) for name, entry in spec.models.items()}
     sets = {
         name: open_set(
-            entry.where, name=name, model=models[entry.model], format=entry.format, layers=entry.layers
+            entry.where,
+            name=name,
+            model=models[entry.model],
+            format=entry.format,
+            layers=entry.layers,
+            declared=entry.declared,
         )
         for name, entry in spec.dictionaries.items()
     }
