@@ -3,8 +3,10 @@ float32."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Set
+import struct
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ __all__ = [
     "check_keys",
     "check_shape",
     "read_header",
+    "read_metadata",
+    "read_numbers",
     "read_part",
     "read_tensors",
 ]
@@ -156,9 +160,9 @@ def read_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Tensor]:
     return widened
 
 
-def read_part(path: Path, header: Mapping[str, Entry], key: str, at: int) -> Tensor:
-    """tensor[:, at] of a file whose header was read, float32, contiguous, checked finite: of a large tensor
-    one part after the other.
+def read_part(path: Path, header: Mapping[str, Entry], key: str, at: int, axis: int = 1) -> Tensor:
+    """tensor[:, at], or tensor[at] with axis 0, of a file whose header was read, float32, contiguous, checked
+    finite: of a large tensor one part after the other.
 
     Raises InputError where the file has changed since, or the part holds NaN or infinity.
     """
@@ -169,13 +173,46 @@ def read_part(path: Path, header: Mapping[str, Entry], key: str, at: int) -> Ten
             found = file.get_slice(key)
             if tuple(found.get_shape()) != header[key].shape:
                 raise InputError(f"{path}: has changed since it was opened; start again")
-            part = found[:, at].to(torch.float32, copy=True).contiguous()
+            part = (found[:, at] if axis else found[at]).to(torch.float32, copy=True).contiguous()
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{path}: cannot be read any more ({error}); it was sound when it was opened"
         ) from error
-    check_finite(path, f"{key}[:, {at}]", part, header[key].dtype)
+    check_finite(path, f"{key}[:, {at}]" if axis else f"{key}[{at}]", part, header[key].dtype)
     return part
+
+
+def read_numbers(path: Path, header: Mapping[str, Entry], keys: Iterable[str]) -> dict[str, float]:
+    """The tensors of one number among these keys, exact, without torch: factors that a header does not hold.
+
+    Raises InputError for a tensor of several numbers.
+    """
+    found = {}
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
+            for key in keys:
+                entry = header[key]
+                if entry.count != 1 or entry.dtype not in ("F32", "F16", "BF16"):
+                    raise InputError(
+                        f"{path}: {key} has shape {_text(entry.shape)} and type {entry.dtype}, expected one"
+                        " number of type F32, F16 or BF16"
+                    )
+                file.seek(8 + length + entries[key]["data_offsets"][0])
+                raw = file.read(entry.bytes)
+                # bfloat16 is the upper half of a float32.
+                half = entry.dtype == "F16"
+                found[key] = struct.unpack("<e" if half else "<f", raw if half else raw.rjust(4, b"\0"))[0]
+    except (OSError, ValueError, KeyError, struct.error) as error:  # read_header found no fault
+        raise InputError(f"{path}: has changed since it was opened ({error}); start again") from error
+    return found
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file whose header was read says of itself: the version that wrote it, or nothing."""
+    with safe_open(str(path), framework="numpy") as file:
+        return dict(file.metadata() or {})
 
 
 def check_finite(path: Path, key: str, tensor: Tensor, dtype: str) -> None:
