@@ -134,29 +134,31 @@ def check_shape(path: Path, key: str, entry: Entry, expected: tuple[int, ...], m
         )
 
 
-def read_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """All tensors of a file whose header was read, widened exactly to float32, contiguous, checked finite.
+def read_tensors(
+    path: Path, header: Mapping[str, Entry], leave_out: Set[str] = frozenset()
+) -> dict[str, Tensor]:
+    """The tensors of a file whose header was read, widened exactly to float32, contiguous, checked finite;
+    all but those to `leave_out`, which may be large.
 
     Raises InputError where the file has changed since, or holds NaN or infinity.
     """
     import torch
-    from safetensors.torch import load_file
 
+    widened: dict[str, Tensor] = {}
     try:
-        tensors = load_file(str(path))
+        with safe_open(str(path), framework="pt") as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            if shapes != {key: entry.shape for key, entry in header.items()}:
+                raise InputError(f"{path}: has changed since it was opened; start again")
+            for key in sorted(shapes.keys() - leave_out):
+                # A copy: what is mapped from the file would change, or crash, with the file.
+                widened[key] = file.get_tensor(key).to(torch.float32, copy=True).contiguous()
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{path}: cannot be read any more ({error}); it was sound when it was opened"
         ) from error
-    if {key: tuple(tensor.shape) for key, tensor in tensors.items()} != {
-        k: e.shape for k, e in header.items()
-    }:
-        raise InputError(f"{path}: has changed since it was opened; start again")
-    widened: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        # A copy: what is mapped from the file would change, or crash, with the file.
-        widened[key] = tensor.to(torch.float32, copy=True).contiguous()
-        check_finite(path, key, widened[key], header[key].dtype)
+    for key, tensor in widened.items():
+        check_finite(path, key, tensor, header[key].dtype)
     return widened
 
 
