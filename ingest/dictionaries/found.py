@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest.dictionaries.folders import dictionary_folders, one_per_layer
-from ingest.dictionaries.hooks import ReadHook, WriteHook, read_hook, write_hook
-from ingest.dictionaries.layout import Declared, Layers, Layout, choose_layers
+from ingest.dictionaries.hooks import ReadHook, WriteHook, mlp_input, read_hook, write_hook
+from ingest.dictionaries.layout import NOTHING, Declared, Layers, Layout, choose_layers
 from ingest.dictionaries.types import At, Dictionary, Read
 from ingest.errors import InputError
 
 if TYPE_CHECKING:
     from ingest.models import Facts
 
-__all__ = ["Found", "check_declared", "check_width", "folders_of", "layout_of", "site_width"]
+__all__ = ["FolderFormat", "Found", "check_declared", "check_width", "folders_of", "layout_of", "site_width"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,7 @@ class Found:
     l0: float | None = None
     provenance: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
+    folded: bool = False  # Layout's
 
 
 def folders_of(where: Path, holds: Callable[[Path], bool], files: Sequence[str]) -> list[Path]:
@@ -44,6 +45,45 @@ def folders_of(where: Path, holds: Callable[[Path], bool], files: Sequence[str])
     if where.is_file():
         return [where.parent] if where.name in files and holds(where.parent) else []
     return dictionary_folders(where, holds)
+
+
+@dataclass(frozen=True)
+class FolderFormat:
+    """A format whose dictionaries each fill a folder: the path is that folder, or one above several.
+
+    `files`: what a folder holds, for errors; the path of one of them means its folder too. `found` reads the
+    headers of one folder. `claims` says of the first of several whether its keys are this format's.
+    """
+
+    name: str
+    hub_files: tuple[str, ...]
+    files: tuple[str, ...]
+    holds: Callable[[Path], bool]
+    found: Callable[[Path, Facts | None, Declared], Found]
+    claims: Callable[[Path], bool] = Path.is_dir
+
+    def recognises(self, where: Path) -> bool:
+        """Folders with these files, in the folder or below it, and by their keys this format's."""
+        folders = folders_of(where, self.holds, self.files)
+        return bool(folders) and self.claims(folders[0])
+
+    def scan(
+        self, where: Path | None, facts: Facts | None, layers: Layers, declared: Declared = NOTHING
+    ) -> Layout:
+        """Every folder's headers, checked. Raises InputError."""
+        files = " and ".join(self.files)
+        if where is None:
+            raise InputError(f"format {self.name!r} needs a path: the folder with {files}")
+        folders = folders_of(where, self.holds, self.files)
+        if not folders:
+            raise InputError(f"{where}: no folder here holds {files}; expected both")
+        if declared.layer is not None and len(folders) > 1:
+            raise InputError(
+                f"{where}: holds {len(folders)} dictionaries, layer says {declared.layer} of one; give the"
+                " deeper path of that one"
+            )
+        found = [self.found(folder, facts, declared) for folder in folders]
+        return layout_of(self.name, where, found, facts, layers)
 
 
 def layout_of(
@@ -77,7 +117,7 @@ def layout_of(
         provenance=_shared(taken),
         notes=(*notes, *dict.fromkeys(note for one in taken for note in one.notes)),
         l0={one.layer: one.l0 for one in taken if one.l0 is not None},
-        **also,
+        **{"folded": any(one.folded for one in taken), **also},
     )
 
 
@@ -87,7 +127,7 @@ def check_declared(
     """InputError where the user says otherwise than the file does. `where`: "file: key" of what it says."""
     if declared.reads is not None:
         said = read_hook(declared.reads, facts, "reads")
-        if said.read != read.read or said.layer not in (None, read.layer):
+        if read.read not in (said.read, mlp_input(said.read)) or said.layer not in (None, read.layer):
             raise InputError(
                 f"{where}: reads {read.read.site} ({read.read.space}) of layer {read.layer}, but reads says"
                 f" {declared.reads}; leave reads out, the file says it itself"

@@ -162,9 +162,11 @@ def read_tensors(
     return widened
 
 
-def read_part(path: Path, header: Mapping[str, Entry], key: str, at: int, axis: int = 1) -> Tensor:
-    """tensor[:, at], or tensor[at] with axis 0, of a file whose header was read, float32, contiguous, checked
-    finite: of a large tensor one part after the other.
+def read_part(
+    path: Path, header: Mapping[str, Entry], key: str, at: int | None = None, axis: int = 1
+) -> Tensor:
+    """tensor[:, at], or tensor[at] with axis 0, or the whole without `at`, of a file whose header was read:
+    float32, contiguous, checked finite. Of a large tensor one part after the other.
 
     Raises InputError where the file has changed since, or the part holds NaN or infinity.
     """
@@ -175,12 +177,14 @@ def read_part(path: Path, header: Mapping[str, Entry], key: str, at: int, axis: 
             found = file.get_slice(key)
             if tuple(found.get_shape()) != header[key].shape:
                 raise InputError(f"{path}: has changed since it was opened; start again")
-            part = (found[:, at] if axis else found[at]).to(torch.float32, copy=True).contiguous()
+            part = found[:] if at is None else found[:, at] if axis else found[at]
+            part = part.to(torch.float32, copy=True).contiguous()
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{path}: cannot be read any more ({error}); it was sound when it was opened"
         ) from error
-    check_finite(path, f"{key}[:, {at}]" if axis else f"{key}[{at}]", part, header[key].dtype)
+    where = "" if at is None else f"[:, {at}]" if axis else f"[{at}]"
+    check_finite(path, key + where, part, header[key].dtype)
     return part
 
 

@@ -1,4 +1,4 @@
-"""What is read of a safetensors file besides whole tensors: single numbers, one part of a tensor, metadata."""
+"""What is read of a safetensors file besides whole tensors: single numbers, parts of a tensor, metadata."""
 
 import pytest
 import torch

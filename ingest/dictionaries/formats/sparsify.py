@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest.dictionaries.configs import Fields, read_json
-from ingest.dictionaries.found import Found, check_width, folders_of, layout_of
+from ingest.dictionaries.found import FolderFormat, Found, check_width
 from ingest.dictionaries.hooks import ReadHook, WriteHook, read_hook, write_hook
-from ingest.dictionaries.layout import NOTHING, Declared, Layers, Layout
+from ingest.dictionaries.layout import Declared
 from ingest.dictionaries.tensor_files import Entry, check_keys, check_shape, read_header, read_tensors
 from ingest.dictionaries.types import At, Dictionary, Encoder, Gate, GroupMax, Read, TopK, Write
 from ingest.errors import InputError
@@ -38,31 +38,6 @@ _REQUIRED = {"encoder.weight", "encoder.bias", "W_dec", "b_dec"}
 _SEED = re.compile(r"seed\d+")
 # Of training: `normalize_decoder` holds during it, what is saved is what is used.
 _TRAINING = ("normalize_decoder", "lookup_max_order", "gram_table_hash")
-
-
-@dataclass(frozen=True)
-class Sparsify:
-    name: str = "sparsify"
-    hub_files: tuple[str, ...] = ("*cfg.json", "*sae.safetensors")
-
-    def recognises(self, where: Path) -> bool:
-        """Both files side by side, in the folder or below it."""
-        return bool(folders_of(where, _holds, (_CONFIG, _WEIGHTS)))
-
-    def scan(
-        self, where: Path | None, facts: Facts | None, layers: Layers, declared: Declared = NOTHING
-    ) -> Layout:
-        if where is None:
-            raise InputError(f"format {self.name!r} needs a path: the folder with {_CONFIG} and {_WEIGHTS}")
-        folders = folders_of(where, _holds, (_CONFIG, _WEIGHTS))
-        if not folders:
-            raise InputError(f"{where}: no folder here holds {_CONFIG} and {_WEIGHTS}; expected both")
-        if declared.layer is not None and len(folders) > 1:
-            raise InputError(
-                f"{where}: holds {len(folders)} dictionaries, layer says {declared.layer} of one; give the"
-                " deeper path of that one"
-            )
-        return layout_of(self.name, where, [_found(one, facts, declared) for one in folders], facts, layers)
 
 
 def _holds(folder: Path) -> bool:
@@ -254,4 +229,10 @@ def _load(
     )
 
 
-FORMAT = Sparsify()
+FORMAT = FolderFormat(
+    name="sparsify",
+    hub_files=("*cfg.json", "*sae.safetensors"),
+    files=(_CONFIG, _WEIGHTS),
+    holds=_holds,
+    found=_found,
+)
