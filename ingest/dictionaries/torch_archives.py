@@ -106,10 +106,11 @@ def _settled(path: Path, value: object, classes: Set[str], size: int) -> Pickled
 
 
 def _zip_value(path: Path, archive: zipfile.ZipFile, classes: Set[str], size: int) -> object:
-    members = _members(path, archive, size)
-    prefix = _prefix(path, members)
-    order = archive.read(prefix + "byteorder") if prefix + "byteorder" in members else b"little"
-    if order != b"little":
+    prefix, members = _members(path, archive, size)
+    order = (
+        archive.read(prefix + "byteorder").decode("latin-1") if prefix + "byteorder" in members else "little"
+    )
+    if order != "little":
         raise InputError(
             f"{path}: byteorder is {one_line(order)}, expected little; save it on another machine"
         )
@@ -140,25 +141,26 @@ def _zip_value(path: Path, archive: zipfile.ZipFile, classes: Set[str], size: in
     return value
 
 
-def _members(path: Path, archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    members: dict[str, zipfile.ZipInfo] = {}
-    for member in archive.infolist():
-        if member.filename in members:
-            raise InputError(f"{path}: {one_line(member.filename)} stands there twice; expected {_KIND}")
+def _members(path: Path, archive: zipfile.ZipFile, size: int) -> tuple[str, dict[str, zipfile.ZipInfo]]:
+    """`NAME/`, under which all stands, and what stands there: uncompressed, and no more than the file has."""
+    members = {member.filename: member for member in archive.infolist()}
+    prefix = _prefix(path, members)
+    for name, member in members.items():
         if member.flag_bits & _ENCRYPTED or member.compress_type != zipfile.ZIP_STORED:
             raise InputError(
-                f"{path}: {one_line(member.filename)} is compressed or encrypted, which torch.save never"
-                " does; pack it again uncompressed"
+                f"{path}: {one_line(name)} is compressed or encrypted, which torch.save never does; pack it"
+                " again uncompressed"
             )
-        members[member.filename] = member
-    claimed = sum(member.compress_size for member in members.values())
+    claimed = sum(member.compress_size for member in archive.infolist())
     if claimed > size or any(member.file_size != member.compress_size for member in members.values()):
         raise InputError(f"{path}: its records claim more bytes than the file has; copy or download it again")
-    return members
+    if len(members) < len(archive.infolist()):
+        raise InputError(f"{path}: a record stands in it twice; expected {_KIND}")
+    return prefix, members
 
 
 def _prefix(path: Path, members: Mapping[str, object]) -> str:
-    """`NAME/`, under which everything must stand that torch.save writes, and nothing else."""
+    """`NAME/`, under which all stands that torch.save writes, and nothing else."""
     pickles = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if not pickles:
         raise InputError(f"{path}: a zip archive without NAME/data.pkl; expected {_KIND}")
