@@ -95,7 +95,9 @@ def test_directory_named_like_a_layer(tmp_path):
 def test_file_of_another_format_beside(tmp_path):
     folder = write_set(tmp_path / "set", {0: tensors()})
     save_file({"W_dec_0": torch.ones(1)}, str(folder / "W_dec_0.safetensors"))
-    assert "W_dec_0.safetensors: is left over beside layer_*.safetensors" in refused(folder)
+    assert "files of several formats (circuit-tracer, circuit-tracer-clt)" in refused(folder)
+    message = refused(folder, format="circuit-tracer")
+    assert "W_dec_0.safetensors: is left over beside layer_*.safetensors" in message
 
 
 # --- tensors ------------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ def test_hook_that_a_parallel_block_has_not(tmp_path):
             {"feature_input_hook": None},
             "feature_input_hook: expected one of mlp.hook_in, hook_resid_mid, hook_mlp_in",
         ),
-        ({"feature_input_hook": "ln2.hook_normalized"}, "found 'ln2.hook_normalized'"),
+        ({"feature_input_hook": "hook_resid_post"}, "found 'hook_resid_post'"),
         ({"feature_input_hook": ["mlp.hook_in"]}, "found ['mlp.hook_in']"),
         (
             {"feature_output_hook": None},

@@ -215,16 +215,11 @@ def _cross_hooks(
         notes = (f"the folder's name clt is all that says what is read ({reads}) and written ({writes})",)
     place = f"{folder / _CONFIG}: hf_hook_point_in" if config.reads else "reads"
     read, write = read_hook(reads, facts, place), write_hook(writes, facts, place)
-    if declared.layer is not None:
-        raise InputError(f"{folder}: is of every layer, but layer says {declared.layer}; leave layer out")
     if read.read.site != "mlp.in" or write.site != "mlp":
         raise InputError(
             f"{folder}: reads {read.read.site} and writes {write.site}; expected a cross-layer transcoder of"
             " the MLPs"
         )
-    if config.reads:
-        check_declared(declared, ReadHook(None, read.read, None), WriteHook(None, write.site, write.at, None),
-                       facts, place)  # fmt: skip
     return read.read, (write.site, write.at), notes
 
 
