@@ -110,12 +110,16 @@ class Fields:
         """Fields that are known, and known to mean nothing for what the dictionary computes."""
         self._understood |= set(keys)
 
+    def unknown(self) -> list[str]:
+        """The fields nobody looked at yet, without those of sections."""
+        return sorted(set(self.values) - self._understood)
+
     def done(self) -> None:
         """Raises InputError that names every field nobody understood."""
         unknown = [
             f"{part.prefix}{key}: unknown key{near(key, sorted(part._understood))}"
             for part in (self, *self._sections)
-            for key in sorted(set(part.values) - part._understood)
+            for key in part.unknown()
         ]
         if unknown:
             raise InputError(
