@@ -31,7 +31,7 @@ from ingest.dictionaries.tensor_files import (
     check_shape,
     read_header,
     read_metadata,
-    read_tensors,
+    read_part,
 )
 from ingest.dictionaries.types import Dictionary, Encoder, Gate, Write
 from ingest.errors import InputError
@@ -228,19 +228,19 @@ def _load(
     kind: str,
     folding: Fold,
 ) -> Dictionary:
-    tensors = read_tensors(path, header)
+    # One tensor after the other: a norm that does not apply may be anything, NaN too.
+    part = partial(read_part, path, header)
 
-    def taken(key: str, turned: bool) -> Tensor:
-        tensor = tensors.pop(key)  # so that the file's own way of lying is freed once turned
-        return tensor.T.contiguous() if turned else tensor
+    def matrix(key: str, turned: bool) -> Tensor:
+        return part(key).T.contiguous() if turned else part(key)
 
     folded = folding(
         Weights(
-            taken(keys.encoder, keys.encoder_turned),
-            tensors[keys.encoder_bias],
-            taken(keys.decoder, keys.decoder_turned),
-            tensors.get(keys.decoder_bias),
-            tensors[threshold] if threshold else None,
+            matrix(keys.encoder, keys.encoder_turned),
+            part(keys.encoder_bias),
+            matrix(keys.decoder, keys.decoder_turned),
+            part(keys.decoder_bias) if config.bias else None,
+            part(threshold) if threshold else None,
         ),
         config,
         scale,
