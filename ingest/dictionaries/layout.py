@@ -24,8 +24,8 @@ class Declared:
     error; where a folder's name does, the user's word wins.
 
     `reads` and `writes` are hook names (`blocks.5.hook_mlp_out`), names within a block (`hook_mlp_out`) or
-    our sites (`mlp.in`, `resid_post`); ingest.dictionaries.hooks reads them. `layer` is the one layer of a folder
-    that holds a single dictionary.
+    our sites (`mlp.in`, `resid_post`); ingest.dictionaries.hooks reads them. `layer` is the one layer of a
+    folder that holds a single dictionary.
     """
 
     reads: str | None = None
@@ -96,6 +96,7 @@ def choose_layers(
     Raises InputError for a layer that the model lacks or that was asked for and is not there.
     """
     n_layers = max(found, default=-1) + 1 if facts is None else facts.n_layers
+    first = min(found, default=0) if facts is None else 0  # one layer alone is no set with gaps
     lacking = [layer for layer in found if layer >= n_layers]
     if lacking and facts is not None:
         raise InputError(
@@ -103,8 +104,8 @@ def choose_layers(
             f" {n_layers - 1} ({facts.architecture}); it is for another model"
         )
     if wanted == "all":
-        gap = [layer for layer in range(n_layers) if layer not in found]
-        notes = (f"no dictionary for layer {_ranges(gap)} of 0 to {n_layers - 1}",) if gap else ()
+        gap = [layer for layer in range(first, n_layers) if layer not in found]
+        notes = (f"no dictionary for layer {_ranges(gap)} of {first} to {n_layers - 1}",) if gap else ()
         return tuple(sorted(found)), notes
     absent = [layer for layer in wanted if layer not in found]
     if absent:
