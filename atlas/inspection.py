@@ -1,0 +1,203 @@
+"""What a dictionary's files are, and whether they fit a model: `atlas dictionary inspect`.
+
+Headers tell format, sites, sizes and types. Weights, where they are read, tell shapes, what happens to the
+input, the norms of encoder and decoder rows, and whether all of it is finite.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atlas.answers import Answer, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ingest.dictionaries import Declared, Dictionary, Layout
+    from ingest.models import Facts
+
+__all__ = ["READ_UP_TO", "inspect"]
+
+READ_UP_TO = 2e9
+"""Bytes of weights that are read without being asked to."""
+
+_SPACES = {
+    "raw": "the stream itself",
+    "normalised": "normalised, before the norm's gain",
+    "normalised with gain": "normalised, after the norm's gain",
+    "branch output": "a branch's output",
+    "z": "the heads' outputs side by side",
+}
+_SIDES = {"module": "at the module's output", "stream": "where it joins the stream"}
+
+
+def inspect(
+    where: str | Path,
+    *,
+    format: str | None = None,
+    declared: Declared | None = None,
+    model: str | Path | None = None,
+    weights: bool | None = None,
+) -> Answer:
+    """What the dictionaries at a path or hub name are.
+
+    declared: what the files do not say of themselves. model: a model, by whose configuration alone everything
+    is checked. weights: whether they are read; None, where they take no more than READ_UP_TO bytes.
+    Raises InputError for files that do not hold, and for those that do not fit the model.
+    """
+    from ingest.dictionaries import Declared, describe_set
+    from ingest.models import describe_model
+
+    facts = describe_model(model) if model is not None else None
+    layout = describe_set(where, facts, format=format, declared=declared or Declared())
+    total = sum(layout.bytes.values())
+    reading = total <= READ_UP_TO if weights is None else weights
+    notes = list(layout.notes)
+    if layout.format == "neurons":
+        reading = False
+    elif not reading:
+        notes.append(f"weights not read ({total / 1e9:.1f} GB): --weights reads them")
+    if facts is None:
+        notes.append("compared with no model: --model says whether it fits")
+    shown: dict[str, Any] = _headers(layout)
+    tables = {"by_layer": _layers(layout)}
+    if reading:
+        shown |= _weights(layout, tables)
+    if facts is not None:
+        shown["fits"] = _fits(facts)
+    return Answer(str(layout.source or where), shown, tables, tuple(notes))
+
+
+# --- from headers -------------------------------------------------------------------------------------------
+
+
+def _headers(layout: Layout) -> dict[str, Any]:
+    declared = sorted(set(layout.l0.values()))
+    return {
+        "format": layout.format,
+        "kind": layout.kind,
+        "reads": f"{layout.read.site}: {_SPACES[layout.read.space]}",
+        "writes": _writes(layout),
+        "activation": layout.activation,
+        "layers": _ranges(layout.layers),
+        "features": sum(layout.sizes.values()),
+        "declared_L0": _span(declared) if declared else None,
+        "types_on_disk": ", ".join(layout.dtypes) or None,
+        "memory_bytes": sum(layout.bytes.values()),
+        **({"provenance": dict(layout.provenance)} if layout.provenance else {}),
+    }
+
+
+def _writes(layout: Layout) -> str:
+    """`mlp, at the module's output; layers 0 to 5 after`, said once where all layers do alike."""
+    alike = dict.fromkeys(
+        f"{site}, {_SIDES[at]}" if site in ("mlp", "attn") else site
+        for writes in layout.writes.values()
+        for _, site, at in writes
+    )
+    several = any(len(writes) > 1 for writes in layout.writes.values())
+    elsewhere = any(writes[0][0] != layer for layer, writes in layout.writes.items())
+    return (
+        "; ".join(alike)
+        + (", in later layers too" if several else "")
+        + (", of a later layer" if elsewhere else "")
+    )
+
+
+def _layers(layout: Layout) -> Table:
+    rows = [
+        (
+            layer,
+            size,
+            _ranges([written for written, _, _ in layout.writes[layer]]),
+            layout.l0.get(layer),
+            layout.bytes.get(layer),
+        )
+        for layer, size in layout.sizes.items()
+    ]
+    return Table.of("layers", ("layer", "features", "written_layers", "declared_L0", "memory_bytes"), rows)
+
+
+def _fits(facts: Facts) -> str:
+    return f"{facts.architecture}, {facts.n_layers} layers, d_model {facts.d_model}"
+
+
+# --- from weights -------------------------------------------------------------------------------------------
+
+_NORMS = ("layer", "d_in", "d_out", "encoder_norms", "decoder_norms", "silent")
+
+
+def _weights(layout: Layout, tables: dict[str, Table]) -> dict[str, Any]:
+    """Facts of all layers together; adds the table of each layer's norms."""
+    rows, inputs, skips = [], Counter[str](), Counter[bool]()
+    for layer in layout.layers:
+        one = layout.load(layer, None)
+        rows.append((layer, *_row(one)))
+        inputs[_input(one)] += 1
+        skips[one.W_skip is not None] += 1
+    tables["norms"] = Table.of(
+        "norms of encoder and decoder rows: least, median, largest",
+        _NORMS,
+        rows,
+        notes=("silent: features whose decoder or encoder is all zeros",),
+    )
+    return {
+        "input": " or ".join(inputs),
+        "skip": "in some layers" if len(skips) > 1 else "yes" if True in skips else "no",
+    }
+
+
+def _row(one: Dictionary) -> tuple[Any, ...]:
+    import torch
+
+    encoder = torch.linalg.vector_norm(torch.stack([_norms(e.W_enc) for e in one.encoders]), dim=0)
+    decoder = torch.linalg.vector_norm(torch.stack([_norms(w.W_dec) for w in one.writes]), dim=0)
+    silent = int(((encoder == 0) | (decoder == 0)).sum())
+    widths = one.encoders[0].W_enc.shape[1], one.writes[0].W_dec.shape[1]
+    return (*widths, _spread(encoder), _spread(decoder), silent)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    import torch
+
+    return torch.linalg.vector_norm(rows, dim=1)
+
+
+def _spread(norms: Tensor) -> list[float]:
+    return [float(norms.min()), float(norms.median()), float(norms.max())]
+
+
+def _input(one: Dictionary) -> str:
+    """What happens to the input before it is read."""
+    from ingest.dictionaries import LayerNormInput, RescaledInput
+
+    done = []
+    match one.input_norm:
+        case LayerNormInput():
+            done.append("centred and scaled to unit deviation")
+        case RescaledInput(norm=norm):
+            done.append(f"scaled to the norm {norm:g}")
+    if one.b_in is not None:
+        done.append("a bias is subtracted")
+    return ", then ".join(done) or "as it is"
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+
+def _ranges(layers: Iterable[int]) -> str:
+    """`0 to 3, 7`."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
