@@ -122,11 +122,18 @@ def layout_of(
 
 
 def check_declared(
-    declared: Declared, read: ReadHook, write: WriteHook, facts: Facts | None, where: str
+    declared: Declared,
+    read: ReadHook,
+    write: WriteHook,
+    facts: Facts | None,
+    where: str,
+    *,
+    folded: bool = False,
 ) -> None:
-    """InputError where the user says otherwise than the file does. `where`: "file: key" of what it says."""
+    """InputError where the user says otherwise than the file does. `where`: "file: key" of what it says;
+    `folded` as for `read_hook`."""
     if declared.reads is not None:
-        said = read_hook(declared.reads, facts, "reads")
+        said = read_hook(declared.reads, facts, "reads", folded=folded)
         if read.read not in (said.read, mlp_input(said.read)) or said.layer not in (None, read.layer):
             raise InputError(
                 f"{where}: reads {read.read.site} ({read.read.space}) of layer {read.layer}, but reads says"
