@@ -41,10 +41,16 @@ class Found:
 
 
 def folders_of(where: Path, holds: Callable[[Path], bool], files: Sequence[str]) -> list[Path]:
-    """The folders at or below a path that hold a dictionary; a path of one of its files means its folder."""
-    if where.is_file():
-        return [where.parent] if where.name in files and holds(where.parent) else []
-    return dictionary_folders(where, holds)
+    """The folders at or below a path that hold a dictionary; a path of one of its files means its folder.
+
+    `files` are named from that folder: `checkpoints/final.safetensors` means the folder above checkpoints.
+    """
+    if not where.is_file():
+        return dictionary_folders(where, holds)
+    for parts in (Path(file).parts for file in files):
+        if where.parts[-len(parts) :] == parts and holds(where.parents[len(parts) - 1]):
+            return [where.parents[len(parts) - 1]]
+    return []
 
 
 @dataclass(frozen=True)

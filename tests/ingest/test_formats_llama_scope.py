@@ -197,6 +197,12 @@ def test_2024_no_decoder_bias(tmp_path):
     compare(folder, *loaded_2024(silent, INTO, OUTWARD, over(0.6)))
 
 
+def test_2024_one_of_its_files_means_its_folder(tmp_path):
+    folder = write_2024(tmp_path, known())
+    for file in ("hyperparams.json", "checkpoints/final.safetensors"):
+        assert opened(folder / file).hash == opened(folder).hash
+
+
 def test_2024_a_pruned_checkpoint_comes_first_as_in_the_library(tmp_path):
     values = known(13)
     pruned = write_2024(tmp_path / "pruned", values)
