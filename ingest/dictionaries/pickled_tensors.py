@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingest.dictionaries.inert_values import Configuration, Named, PickledTensor
+from ingest.dictionaries.inert_values import Configuration, Named, PickledTensor, one_line
 from ingest.dictionaries.tensor_files import check_finite
 from ingest.dictionaries.torch_archives import PickledFile, opened, pickle_head
 from ingest.errors import InputError
@@ -26,6 +26,7 @@ __all__ = [
     "read_numbers",
     "read_pickled",
     "read_pickled_tensors",
+    "state_dict",
 ]
 
 _NUMPY = {
@@ -44,6 +45,14 @@ def read_pickled(path: Path, classes: Set[str] = frozenset()) -> PickledFile:
     """
     with opened(path, classes) as (file, _):
         return file
+
+
+def state_dict(path: Path, value: object) -> dict[str, PickledTensor]:
+    """A value that is nothing but tensors by name. Raises InputError for another."""
+    if isinstance(value, dict) and all(isinstance(part, PickledTensor) for part in value.values()):
+        return value
+    what = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
+    raise InputError(f"{path}: expected a state dict, tensors by name; found {one_line(what)}")
 
 
 def read_pickled_tensors(file: PickledFile, tensors: Mapping[str, PickledTensor]) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ from ingest.dictionaries.pickled_tensors import (
     read_numbers,
     read_pickled,
     read_pickled_tensors,
+    state_dict,
 )
 from ingest.dictionaries.tensor_files import check_keys, check_shape
 from ingest.dictionaries.types import (
@@ -241,7 +242,7 @@ def _unsaid(config: Config) -> str:
 def _found(folder: Path, facts: Facts | None, declared: Declared) -> Found:
     path, config = folder / _WEIGHTS, read_config(folder / _CONFIG)
     file = read_pickled(path)
-    header = _state(path, file.value)
+    header = state_dict(path, file.value)
     kind, notes = _class_of(path, header, config)
     d, size = _check(path, kind, header, config)
     read, write, layer = _hooks(config, facts, declared)
@@ -264,13 +265,6 @@ def _found(folder: Path, facts: Facts | None, declared: Declared) -> Found:
         provenance={"model_name": config.model} if config.model else None,
         notes=tuple(note for note in (*config.notes, *notes, *told, read.note, write.note) if note),
     )
-
-
-def _state(path: Path, value: object) -> dict[str, PickledTensor]:
-    if not isinstance(value, dict) or not all(isinstance(part, PickledTensor) for part in value.values()):
-        what = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        raise InputError(f"{path}: expected a state dict, tensors by name; found {what[:200]}")
-    return value
 
 
 def _check(path: Path, kind: _Class, header: Mapping[str, PickledTensor], config: Config) -> tuple[int, int]:
