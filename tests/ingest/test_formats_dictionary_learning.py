@@ -432,6 +432,9 @@ def test_values_that_are_not_finite(tmp_path):
     tensors = state(GATED)
     tensors["r_mag"][2] = torch.inf
     assert "ae.pt: r_mag[2] is infinite" in refused(write(tmp_path, GATED, tensors))
+    for value, said in ((200, "encoder.weight times exp(r_mag)[2, 0]"), (-200, "exp(-r_mag)[2]")):
+        tensors["r_mag"][2] = value
+        assert f"ae.pt: {said} is infinite" in refused(write(tmp_path, GATED, tensors))
 
 
 def test_headers_need_no_model(tmp_path):

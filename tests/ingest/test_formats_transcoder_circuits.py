@@ -3,6 +3,8 @@ format defines, in float64."""
 
 import dataclasses
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -162,6 +164,18 @@ def test_a_transcoder_of_the_stream_before_the_norm(tmp_path):
     dictionary = opened(path, LAYER_NORM).load(3)
     assert dictionary.read == Read("mlp.in", Space.RAW)
     close(dictionary, defined(state(), X - X.mean(dim=-1, keepdim=True)))
+
+
+def test_headers_are_read_without_torch(tmp_path):
+    for name, kind in (("a.pt", "zip"), ("a.pkl.gz", "gzip")):
+        path = write(tmp_path / kind / name, kind=kind)
+        code = f"""
+import sys
+from ingest.dictionaries import describe_set
+print(dict(describe_set({str(path)!r}, None).sizes), "torch" in sys.modules)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "{3: 20} False"
 
 
 # --- where it stands ----------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from ingest.dictionaries.pickled_tensors import (
     read_pickled_tensors,
     state_dict,
 )
-from ingest.dictionaries.tensor_files import check_keys, check_shape
+from ingest.dictionaries.tensor_files import check_finite, check_keys, check_shape
 from ingest.dictionaries.types import (
     At,
     Dictionary,
@@ -260,6 +260,7 @@ def _found(folder: Path, facts: Facts | None, declared: Declared) -> Found:
         activation=_activation(kind, gate),
         bytes=4 * sum(entry.count for entry in header.values()),
         dtypes=frozenset(entry.dtype for key, entry in header.items() if entry.shape),
+        widths=(d, d),
         load=partial(_load, file, kind, header, gate, layer, read.read, writes),
         l0=l0,
         provenance={"model_name": config.model} if config.model else None,
@@ -306,6 +307,8 @@ def _load(
     if kind.name == "GatedAutoEncoder":
         scale = tensors["r_mag"].exp()
         gate, W_enc = Gated(1 / scale, tensors["gate_bias"]), W_enc * scale[:, None]
+        for of, value in (("encoder.weight times exp(r_mag)", W_enc), ("exp(-r_mag)", gate.scale)):
+            check_finite(file.path, of, value, "F32")
     elif kind.name == "JumpReluAutoEncoder":
         gate = JumpReLU(tensors["threshold"], relu_too=True)
     written, site, at = writes
@@ -332,7 +335,7 @@ def _activation(kind: _Class, gate: Gate) -> str:
 
 FORMAT = FolderFormat(
     name="dictionary_learning",
-    hub_files=("*ae.pt", "*config.json"),
+    hub_files=("ae.pt", "config.json"),
     files=(_WEIGHTS,),
     holds=lambda folder: (folder / _WEIGHTS).is_file(),
     found=_found,
