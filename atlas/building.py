@@ -99,17 +99,19 @@ def open_sources(
     """The models and sets of a spec by name, checked whole, and notes for the user. Raises InputError."""
     from ingest.dictionaries import describe_set, open_set
     from ingest.models import describe_model, open_model
+    from ingest.models.reach import check_weights
 
     with watch.counting("reading headers"):
         facts = {name: describe_model(entry.where) for name, entry in spec.models.items()}
-        for entry in spec.dictionaries.values():
-            describe_set(
+        for name, entry in spec.dictionaries.items():
+            layout = describe_set(
                 entry.where,
                 facts[entry.model],
                 format=entry.format,
                 layers=_layers(entry),
                 declared=entry.declared,
             )
+            check_weights(facts[entry.model], name, layout)
     models: dict[str, ResidualModel] = {}
     for name, model in spec.models.items():
         with watch.counting(f"opening model {name}"):
@@ -168,6 +170,7 @@ def build(
 
     torch.set_num_threads(1)  # the executor's threads share the cores: one thread each
     built = plan(spec, models, sets)
+    notes += built.notes
     with _new_atlas(path) as folder, sole_builder(path):
         artifacts = Artifacts(folder.artifacts)
         executor = LocalExecutor(built.registry, artifacts, workers=workers, device=device)

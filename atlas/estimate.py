@@ -31,6 +31,7 @@ from ingest.spec import Spec
 if TYPE_CHECKING:
     from ingest.dictionaries import Layers, Layout
     from ingest.models import Facts
+    from ingest.models.reach import Standing
 
 __all__ = ["bf16_instructions", "estimate", "matrix_product_rate"]
 
@@ -56,8 +57,7 @@ class _Block:
     layer: int
     size: int
     readings: int
-    event: int
-    cut: int
+    standing: Standing
 
 
 @dataclass
@@ -80,6 +80,7 @@ def estimate(spec: Spec, *, workers: int | None = None, rate: float | None = Non
 
     from ingest.dictionaries import describe_set
     from ingest.models import describe_model
+    from ingest.models.reach import check_weights, pair_notes
 
     workers = workers or len(os.sched_getaffinity(0))
     rate = rate or matrix_product_rate()
@@ -100,6 +101,7 @@ def estimate(spec: Spec, *, workers: int | None = None, rate: float | None = Non
     for model, own in facts.items():
         blocks: list[_Block] = []
         for name in spec.sets_of(model):
+            check_weights(own, name, layouts[name])
             found = list(_blocks(name, layouts[name], own))
             sets.append((model, name, len(found), sum(block.size for block in found)))
             blocks += found
@@ -131,7 +133,8 @@ def estimate(spec: Spec, *, workers: int | None = None, rate: float | None = Non
         "sets": Table.of("dictionary sets", ("model", "set", "dictionaries", "features"), sets),
         "edges_by_type": Table.of("pairs and edges", columns, rows),
     }
-    return Answer("estimate, from headers", facts_shown, tables, (_rules_note(spec),))
+    notes = [note for name, layout in layouts.items() for note in pair_notes(name, layout)]
+    return Answer("estimate, from headers", facts_shown, tables, (_rules_note(spec), *notes))
 
 
 def _rules_note(spec: Spec) -> str:
@@ -153,28 +156,30 @@ def _has_absolute(rule: Rule) -> bool:
 
 
 def _blocks(name: str, layout: Layout, facts: Facts) -> Iterator[_Block]:
-    from ingest.models.order import read_cut, write_event
+    from ingest.models.reach import Standing
 
     for layer, size in layout.sizes.items():
-        event = max(write_event(facts, site, written) for written, site, _ in layout.writes[layer])
-        cut = read_cut(facts, layout.read.site, layer)
-        yield _Block(name, layer, size, len(layout.readings), event, cut)
+        standing = Standing.of(facts, name, layout, layer)
+        yield _Block(name, layer, size, len(layout.readings), standing)
 
 
 def _count_edges(spec: Spec, facts: Facts, blocks: list[_Block], kinds: Mapping[str, _Kind]) -> None:
-    """Pairs of each target with all sources that share a rule, and what the rule keeps of them."""
+    """Pairs of each target with all sources that are decided together, and what their rule keeps of them."""
+    from ingest.models.reach import head_layers, sources_of
+
+    by_standing = {block.standing: block for block in blocks}
     for target in blocks:
-        groups: dict[Rule, dict[str, list[_Block]]] = {}
-        for type in ("DIRECT", "VIA_HEAD"):
-            for source in blocks:
+        groups: dict[tuple[Rule, str], dict[str, list[_Block]]] = {}
+        for source in (by_standing[one] for one in sources_of(target.standing, list(by_standing))):
+            for type in ("DIRECT", "VIA_HEAD") if target.standing.reads_stream else ("VIA_HEAD",):
                 rule = spec.rule(type, source.set, target.set)
-                if rule is not None and source.event < target.cut:
-                    groups.setdefault(rule, {}).setdefault(type, []).append(source)
+                if rule is not None:
+                    apart = source.set if source.standing.redescribes else ""
+                    groups.setdefault((rule, apart), {}).setdefault(type, []).append(source)
         rows = target.size * target.readings
-        for rule, sources in groups.items():
+        for (rule, _), sources in groups.items():
             heads = {
-                source: sum(1 for layer in range(facts.n_layers) if source.event < 1 + 2 * layer < target.cut)
-                * facts.n_heads
+                source: len(head_layers(facts, source.standing, target.standing)) * facts.n_heads
                 for source in sources.get("VIA_HEAD", ())
             }
             pairs = {
@@ -252,7 +257,7 @@ def _count_tokens(spec: Spec, facts: Facts, blocks: list[_Block], kinds: Mapping
         for type, readings in (("EMBEDS", block.readings), ("PROMOTES", 1)):
             top = spec.top(type, block.set)
             rows = block.size * readings
-            if top:
+            if top and (type == "PROMOTES" or block.standing.reads_stream):
                 kinds[type].pairs += rows * facts.d_vocab
                 kinds[type].edges += rows * min(2 * top, facts.d_vocab)
                 kinds[type].operations += 2.0 * rows * facts.d_vocab * facts.d_model

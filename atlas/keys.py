@@ -24,7 +24,7 @@ __all__ = ["DictionaryName", "TokenName", "dictionaries", "find_head", "find_tok
 
 _BRACKETS = re.compile(r"(?P<name>[A-Za-z](?:[\w.-]*[A-Za-z_])?)(?P<layer>\d+)\[(?P<number>\d+)\]")
 _LAYER_FIRST = re.compile(r"L(?P<layer>\d+)(?P<name>[A-Za-z](?:\w*[A-Za-z_])?)(?P<number>\d+)")
-_PATH = re.compile(r"L(?P<layer>\d+)\.(?P<site>\w+)/(?P<number>\d+)")
+_PATH = re.compile(r"L(?P<layer>\d+)\.(?P<site>\w+(?:\.\w+)?)/(?P<number>\d+)")
 _HEAD = re.compile(r"L?(?P<layer>\d+)\.?H?(?P<head>\d+)", re.IGNORECASE)
 _SITES = {"A": "attn", "M": "mlp", "R": "resid", "E": "embed"}
 _FORMS = "expected model/set/L08.mlp/355, n8[355] or L8M355"
@@ -80,7 +80,7 @@ def looks_like_feature(text: str) -> bool:
     return bool(
         _BRACKETS.fullmatch(last)
         or _LAYER_FIRST.fullmatch(last)
-        or re.search(r"L\d+\.\w+/\d+$", text.strip())
+        or re.search(rf"{_PATH.pattern}$", text.strip())
     )
 
 

@@ -9,6 +9,10 @@ OV is never formed. With W_O = R Q, Q (d_head, d) of orthonormal rows, what the 
 
 so that the filter works in d_head dimensions with the tightest norm bound, and a target the head cannot reach
 strongly is skipped at once.
+
+A target that reads not the stream but attention's output at its module, before what stands behind attention,
+or the heads' outputs z side by side, is reached by the heads of its own layer with another W_O: the module's,
+or the one that puts a head's output at its place in z. ρ_j is the encoder's row there.
 """
 
 from __future__ import annotations
@@ -54,14 +58,26 @@ class Head:
     residue: float
 
     @classmethod
-    def of(cls, model: ResidualModel, layer: int, number: int) -> Head:
-        """The head of a model."""
+    def of(cls, model: ResidualModel, layer: int, number: int, output: str = "stream") -> Head:
+        """The head of a model, with what it gives the stream, its module's output ("module") or "z"."""
         w_v = model.W_V(layer)[model.kv(number)].double().numpy()
-        w_o = np.ascontiguousarray(model.W_O(layer)[number].numpy())
+        w_o = np.ascontiguousarray(_output(model, layer, number, output).numpy())
         q, upper = (factor.numpy() for factor in torch.linalg.qr(torch.from_numpy(w_o.T)))
         r = np.ascontiguousarray(upper.T)
         rounding = summation_error(len(w_o) + 2) * np.linalg.norm(r) * np.linalg.norm(q)
         return cls(layer, number, w_v, w_o, r, q, float(np.linalg.norm(w_o - r @ q.T) + rounding))
+
+
+def _output(model: ResidualModel, layer: int, number: int, output: str) -> torch.Tensor:
+    """(d_head, width) float64."""
+    if output == "stream":
+        return model.W_O(layer)[number]
+    if output == "module":
+        return model.layers[layer].W_O[number].double()
+    d_head = model.facts.d_head
+    places = torch.zeros(d_head, model.facts.n_heads * d_head, dtype=torch.float64)
+    places[:, number * d_head : (number + 1) * d_head] = torch.eye(d_head)
+    return places
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -123,6 +139,7 @@ class ThroughHead:
         self.a = _product(value, head.r)  # (N, d_head)
         self.norms = Norms(lengths(self.a), stacked.scale)
         width, d_head = head.w_v.shape
+        width = max(width, head.w_o.shape[1])
         long, short = summation_error(width + 8), summation_error(d_head + 8)
         size, r_norm = lengths(value), float(np.linalg.norm(head.r))
         # How far a · b may be off the exact product, by what it is multiplied with (see `workers.exact`):
@@ -177,8 +194,9 @@ class ThroughHead:
 def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Context) -> Done:
     """All VIA_HEAD pairs of some heads of one layer that their rule may keep, and a survey of all of them.
 
-    params: rule, layer, heads, sources, targets (entries, in the order that ties follow), seed. inputs:
-    model, dictionaries.
+    params: rule, layer, heads, sources, targets (entries, in the order that ties follow), seed; output, where
+    the targets read no stream; apart, where the source is no part of what others write. inputs: model,
+    dictionaries.
     """
     rule = rule_from_data(step.params["rule"])
     vectors = Vectors(step, inputs, context)
@@ -188,12 +206,14 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
     layers = np.array([source.layer for source in sources])
     model = vectors.model
     stacked = Stacked.of(vectors, sources, layer, numbers)
-    through = [ThroughHead(Head.of(model, layer, h), model.kv(h), stacked) for h in numbers]
+    output = step.params.get("output", "stream")
+    through = [ThroughHead(Head.of(model, layer, h, output), model.kv(h), stacked) for h in numbers]
     operands = [each.operand(context.device) for each in through]
     q = np.concatenate([each.head.q for each in through], axis=1)  # (d, heads × d_head)
     sample = chosen(step.params["seed"], len(stacked.scale), SOURCES_THROUGH_HEAD)
     turned = [_turned(each, sample, step.params["seed"], vectors) for each in through]
     survey = Survey(step.params["seed"])
+    surveyed = sources[0].hash if step.params.get("apart") else ""  # "": all that is written below
     shared: dict[Hashable, np.ndarray] = {}
     strongest = {top: Pairs.empty() for top in tops(rule, "block")}
     with PairWriter(out) as writer:
@@ -221,7 +241,7 @@ def heads_step(step: Step, inputs: Mapping[str, Path], out: Path, context: Conte
             for place, each in enumerate(through):
                 length = each.norms.length[sample]
                 survey.add(
-                    {"source": "", "target": target.hash, "layer": layer, "head": numbers[place]},
+                    {"source": surveyed, "target": target.hash, "layer": layer, "head": numbers[place]},
                     len(stacked.scale),
                     (divided(each.a[sample], length), length),
                     turned[place],

@@ -94,7 +94,7 @@ def dictionary_step(step: Step, inputs: Mapping[str, Path], out: Path, context: 
             "set": step.params["set"],
             "key": step.params["key"],
             "layer": entry.layer,
-            "site": step.params["key"].rsplit(".", 1)[1],
+            "site": step.params["key"].rsplit("/", 1)[1].split(".", 1)[1],
             "size": dictionary.size,
             "activation": step.params["activation"],
             "reads": json.dumps({"site": dictionary.read.site, "space": str(dictionary.read.space)}),

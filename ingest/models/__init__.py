@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ingest.models.residual import ResidualModel
     from ingest.models.runtime import Trace, Write
     from ingest.models.source import describe_model
-    from ingest.models.vectors import reading_vectors, writing_vectors
+    from ingest.models.vectors import encoder_vectors, reading_vectors, writing_vectors
 
 __all__ = [
     "Facts", "MLPWeights", "Norm", "Replay", "ResidualModel", "Trace", "Write", "describe_model",
-    "open_model", "reading_vectors", "replay", "writing_vectors",
+    "encoder_vectors", "open_model", "reading_vectors", "replay", "writing_vectors",
 ]  # fmt: skip
 
 _HOMES = {
     "MLPWeights": "layers", "Replay": "linear", "replay": "linear", "open_model": "opening",
     "ResidualModel": "residual", "Trace": "runtime", "Write": "runtime", "describe_model": "source",
-    "reading_vectors": "vectors", "writing_vectors": "vectors",
+    "encoder_vectors": "vectors", "reading_vectors": "vectors", "writing_vectors": "vectors",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from ingest.models.rows import Affine, centre
 if TYPE_CHECKING:
     from ingest.dictionaries import Dictionary
 
-__all__ = ["reading_vectors", "writing_vectors"]
+__all__ = ["encoder_vectors", "reading_vectors", "writing_vectors"]
 
 
 def reading_vectors(model: ResidualModel, dictionary: Dictionary, reading: str = "in") -> torch.Tensor:
@@ -25,24 +25,35 @@ def reading_vectors(model: ResidualModel, dictionary: Dictionary, reading: str =
     the dictionary normalises its input itself, that norm's centring is in, its scale frozen like σ.
     Raises InputError for a dictionary that reads no stream.
     """
-    encoder = next((one for one in dictionary.encoders if one.reading == reading), None)
-    if encoder is None:
-        raise InputError(f"{dictionary.set}: has no reading {reading!r}")
     site, space = dictionary.read.site, str(dictionary.read.space)
-    e = encoder.W_enc.double()
     if site in ("mlp.out", "attn.out", "attn.z") or space in ("branch output", "z"):
         raise InputError(f"{dictionary.set}: reads {site}, which is no stream: it has no reading vectors")
-    if e.shape[1] != model.facts.d_model:
-        raise InputError(
-            f"{dictionary.set}: reads vectors of length {e.shape[1]}; {model.name} has d_model "
-            f"{model.facts.d_model}"
-        )
-    if isinstance(dictionary.input_norm, LayerNormInput):
-        e = centre(e)
+    e = encoder_vectors(model, dictionary, reading)
     if space == "raw":
         return e
     norm = _norm_read(model, site, dictionary.layer)
     return norm.read_back(e) if space == "normalised with gain" else Affine(norm.centred).read_back(e)
+
+
+def encoder_vectors(model: ResidualModel, dictionary: Dictionary, reading: str = "in") -> torch.Tensor:
+    """e (F, d_in): the same at the site itself, for a dictionary that reads a branch's output or the heads'
+    outputs side by side: what its pre-activation gains from a vector there. A norm of the dictionary's own is
+    in as above.
+
+    Raises InputError for vectors of another length than the model's at that site.
+    """
+    encoder = next((one for one in dictionary.encoders if one.reading == reading), None)
+    if encoder is None:
+        raise InputError(f"{dictionary.set}: has no reading {reading!r}")
+    e = encoder.W_enc.double()
+    facts, z = model.facts, dictionary.read.site == "attn.z"
+    width = facts.n_heads * facts.d_head if z else facts.d_model
+    if e.shape[1] != width:
+        what = "n_heads · d_head" if z else "d_model"
+        raise InputError(
+            f"{dictionary.set}: reads vectors of length {e.shape[1]}; {model.name} has {what} {width}"
+        )
+    return centre(e) if isinstance(dictionary.input_norm, LayerNormInput) else e
 
 
 def _norm_read(model: ResidualModel, site: str, layer: int) -> Affine:
