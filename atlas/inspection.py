@@ -1,7 +1,7 @@
 """What a dictionary's files are, and whether they fit a model: `atlas dictionary inspect`.
 
-Headers tell format, sites, sizes and types. Weights, where they are read, tell shapes, what happens to the
-input, the norms of encoder and decoder rows, and whether all of it is finite.
+Headers tell format, sites, sizes and types. Weights, where they are read, tell what happens to the input, the
+norms of encoder and decoder rows, and whether all of it is finite.
 """
 
 from __future__ import annotations
@@ -112,13 +112,15 @@ def _layers(layout: Layout) -> Table:
         (
             layer,
             size,
+            *layout.widths.get(layer, (None, None)),
             _ranges([written for written, _, _ in layout.writes[layer]]),
             layout.l0.get(layer),
             layout.bytes.get(layer),
         )
         for layer, size in layout.sizes.items()
     ]
-    return Table.of("layers", ("layer", "features", "written_layers", "declared_L0", "memory_bytes"), rows)
+    columns = ("layer", "features", "d_in", "d_out", "written_layers", "declared_L0", "memory_bytes")
+    return Table.of("layers", columns, rows)
 
 
 def _fits(facts: Facts) -> str:
@@ -127,7 +129,7 @@ def _fits(facts: Facts) -> str:
 
 # --- from weights -------------------------------------------------------------------------------------------
 
-_NORMS = ("layer", "d_in", "d_out", "encoder_norms", "decoder_norms", "silent")
+_NORMS = ("layer", "encoder_norms", "decoder_norms", "silent")
 
 
 def _weights(layout: Layout, tables: dict[str, Table]) -> dict[str, Any]:
@@ -156,8 +158,7 @@ def _row(one: Dictionary) -> tuple[Any, ...]:
     encoder = torch.linalg.vector_norm(torch.stack([_norms(e.W_enc) for e in one.encoders]), dim=0)
     decoder = torch.linalg.vector_norm(torch.stack([_norms(w.W_dec) for w in one.writes]), dim=0)
     silent = int(((encoder == 0) | (decoder == 0)).sum())
-    widths = one.encoders[0].W_enc.shape[1], one.writes[0].W_dec.shape[1]
-    return (*widths, _spread(encoder), _spread(decoder), silent)
+    return _spread(encoder), _spread(decoder), silent
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Found:
     activation: str  # for people
     bytes: int  # in memory once loaded
     dtypes: frozenset[str]
+    widths: tuple[int, int]  # (d_in, d_out)
     load: Callable[[], Dictionary]  # without set name and hash
     l0: float | None = None
     provenance: Mapping[str, str] | None = None
@@ -119,6 +120,7 @@ def layout_of(
         activation=" or ".join(dict.fromkeys(one.activation for one in taken)),
         load=partial(_load, {one.layer: one for one in taken}),
         bytes={one.layer: one.bytes for one in taken},
+        widths={one.layer: one.widths for one in taken},
         dtypes=tuple(sorted(frozenset().union(*(one.dtypes for one in taken)))),
         provenance=_shared(taken),
         notes=(*notes, *dict.fromkeys(note for one in taken for note in one.notes)),

@@ -54,6 +54,7 @@ class Layout:
     hash_of: Callable[[int, str], str] | None = None
     bytes: Mapping[int, int] = field(default_factory=dict)  # layer -> bytes in memory once loaded, float32
     dtypes: tuple[str, ...] = ()  # the types on disk
+    widths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # layer -> (d_in, d_out)
     provenance: Mapping[str, str] = field(default_factory=dict)  # what the file says of itself
     notes: tuple[str, ...] = ()  # what was defaulted or is unusual: to be shown
     l0: Mapping[int, float] = field(default_factory=dict)  # layer -> L0 the files declare (a k, an average)

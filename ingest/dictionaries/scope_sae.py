@@ -185,6 +185,7 @@ def found_sae(
         activation=activation or config.named,
         bytes=4 * (sum(entry.count for entry in own.values()) + beside),
         dtypes=frozenset(entry.dtype for entry in own.values()),
+        widths=(config.d_model, config.d_model),
         load=partial(_load, path, header, keys, threshold, config, scale, site, kind, folding),
         l0=float(config.k) if config.activation == "topk" else None,
         provenance={

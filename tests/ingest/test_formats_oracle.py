@@ -109,6 +109,8 @@ def test_activations_and_outputs_are_the_librarys(name):
         dictionary = layout.load(layer, Outline(FACTS))
         assert dictionary.signed is (name in SIGNED) is bool((wanted < 0).any())
         assert layout.sizes[layer] == dictionary.size == wanted.shape[-1]
+        shapes = dictionary.encoders[0].W_enc.shape[1], dictionary.writes[0].W_dec.shape[1]
+        assert layout.widths[layer] == shapes
         assert layout.read == dictionary.read
         assert layout.writes[layer] == tuple((one.layer, one.site, one.at) for one in dictionary.writes)
 

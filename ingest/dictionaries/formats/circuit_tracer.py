@@ -87,6 +87,10 @@ class CircuitTracer:
             load=partial(_load, files, headers, config),
             bytes={layer: 4 * sum(entry.count for entry in headers[layer].values()) for layer in chosen},
             dtypes=tuple(sorted({entry.dtype for header in headers.values() for entry in header.values()})),
+            widths={
+                layer: (header["W_enc"].shape[1], header["W_dec"].shape[1])
+                for layer, header in headers.items()
+            },
             provenance=config.provenance,
             notes=(*notes, *config.notes),
             l0=dict.fromkeys(chosen, float(config.k)) if config.k else {},

@@ -155,6 +155,7 @@ def _found(
         activation="JumpReLU" if jump else "ReLU",
         bytes=4 * sum(entry.count for entry in entries),
         dtypes=frozenset(entry.dtype for entry in entries),
+        widths=(d, d),
         load=partial(_load, layer, files, encoder, decoder, config),
         provenance=config.provenance,
         notes=config.notes,

@@ -178,6 +178,7 @@ def _found(place: _Placed, facts: Facts | None) -> Found:
         activation="JumpReLU",
         bytes=memory_of(header),
         dtypes=frozenset(entry.dtype for entry in header.values()),
+        widths=(header[names.W_enc].shape[0], header[names.W_dec].shape[-1]),
         load=partial(_load, place, header, names, factor),
         l0=place.l0,
         notes=notes,

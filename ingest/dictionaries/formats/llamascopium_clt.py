@@ -149,6 +149,7 @@ def _found(folder: Path, facts: Facts | None, declared: Declared) -> list[Found]
             activation=config.named,
             bytes=stack.bytes(source),
             dtypes=frozenset(e.dtype for key, e in header.items() if not key.startswith(NORM_KEY)),
+            widths=(config.d_model, config.d_model),
             load=partial(_load, stack, source),
             l0=float(config.k) if config.activation == "topk" else None,
             provenance={

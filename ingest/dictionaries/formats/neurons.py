@@ -73,6 +73,7 @@ class Neurons:
             load=_load,
             hash_of=lambda layer, model_hash: derived_hash(model_hash, "mlp neurons", layer),
             bytes=dict.fromkeys(chosen, per_neuron * facts.d_mlp),
+            widths=dict.fromkeys(chosen, (facts.d_model, facts.d_model)),
             notes=notes,
         )
 

@@ -92,6 +92,7 @@ def _found(folder: Path, facts: Facts | None, declared: Declared) -> Found:
         activation=_activation(config),
         bytes=4 * sum(entry.count for entry in header.values()),
         dtypes=dtypes,
+        widths=(config.d_in, config.d_out),
         load=partial(_load, path, header, config, place, written, factor),
         l0=config.l0,
         provenance=config.origin.provenance,

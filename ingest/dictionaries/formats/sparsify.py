@@ -188,6 +188,7 @@ def _found(folder: Path, facts: Facts | None, declared: Declared) -> Found:
         + (" with skip" if config.skip else ""),
         bytes=4 * sum(entry.count for entry in header.values()),
         dtypes=frozenset(entry.dtype for entry in header.values()),
+        widths=(config.d_in, config.d_in),
         load=partial(_load, path, header, config, layer, read.read, writes),
         l0=float(k),
         notes=(*config.notes, *(note for note in (read.note, write.note) if note)),

@@ -233,6 +233,7 @@ def _found(path: Path, facts: Facts | None, declared: Declared) -> Found:
         activation="ReLU",
         bytes=4 * sum(entry.count for entry in header.values()),
         dtypes=dtypes,
+        widths=(d_in, d_out),
         load=partial(_load, file, header, layer, read.read, (written, write.site, write.at), centred),
         provenance={"folded": _FOLDED, **({"model_name": config.model} if config.model else {})},
         notes=tuple(notes),
