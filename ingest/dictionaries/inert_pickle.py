@@ -205,6 +205,8 @@ class Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) is not str:
                 self._damaged(f"a key is of type {type(key).__name__}, expected a text")
+            if not key.isprintable():  # names are printed
+                self._damaged(f"the key {one_line(key)} is no name")
             if key in into:
                 self._damaged(f"the key {one_line(key)} stands there twice")
             into[key] = value

@@ -249,6 +249,8 @@ def test_the_same_used_well_is_read(tmp_path):
         (b"}X\1\0\0\0aK\1sX\1\0\0\0aK\2s", "the key a stands there twice"),
         (b"}K\1K\2s", "a key is of type int"),
         (b"}(X\1\0\0\0au", "a key is without its value"),
+        (b"}X\3\0\0\0a\nbK\1s", r"the key a\nb is no name"),
+        (b"}X\3\0\0\0\x1b[2K\1s", r"the key \x1b[2 is no name"),
         (b"h\1", "it recalls a value that it never kept"),
         (b"j\xff\xff\xff\xff", "it recalls a value that it never kept"),
         (b"s", "it takes a value that is not there"),
