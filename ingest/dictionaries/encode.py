@@ -117,10 +117,15 @@ def _weighed(dictionary: Dictionary, value: Tensor) -> Tensor:
 
 def _top_k(top: TopK, value: Tensor, weighed: Tensor) -> Tensor:
     score = weighed.abs() if top.by_magnitude else weighed
-    # A stable sort, not topk: ties go to the smaller latent on every device.
-    chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., : top.k]
-    kept = torch.zeros_like(value).scatter(-1, chosen, value.gather(-1, chosen))
-    return kept.relu() if top.relu_too else kept
+    count = min(top.k, score.shape[-1])
+    kept = score >= score.topk(count, dim=-1).values[..., -1:]
+    tied = kept.sum(-1) != count
+    if tied.any():
+        # By a stable sort, not topk: ties go to the smaller latent on every device.
+        chosen = score[tied].sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        kept[tied] = torch.zeros_like(kept[tied]).scatter(-1, chosen, True)
+    kept_values = torch.where(kept, value, 0.0)
+    return kept_values.relu() if top.relu_too else kept_values
 
 
 def _group_max(groups: int, value: Tensor, weighed: Tensor) -> Tensor:

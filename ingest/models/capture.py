@@ -18,24 +18,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ingest.dictionaries.types import WRITE_SITES, At, Read, Space
+from ingest.dictionaries.types import At, Read
 from ingest.errors import InputError
-from ingest.models.layers import component
 from ingest.models.residual import ResidualModel
-from ingest.models.rows import Affine
+from ingest.models.taps import Found, Point, Reads, Taps, Value, point_read
 
-__all__ = ["Captured", "Point", "Replacement", "capture", "logits_with", "point_read"]
+__all__ = ["Captured", "Point", "Replacement", "Start", "capture", "logits_with", "point_read"]
 
-Point = tuple[int, str, At]  # layer, one of WRITE_SITES, before or behind what follows a branch
-Reads = Mapping[tuple[int, Read], torch.Tensor]
 # (the value that the model has there (B, T, d), what is read in this pass) -> what to put there (B, T, d)
 Replacement = Callable[[torch.Tensor, Reads], torch.Tensor]
-_RESIDUAL = ("embed", "resid_pre", "resid_mid", "resid_post")
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A pass as far as block `layer`: another one over the same tokens can begin there."""
+
+    layer: int
+    before: Any  # what the block below returned: the stream, or a tuple that begins with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,7 @@ class Captured:
     inputs: Mapping[tuple[int, Read], torch.Tensor]  # (B, T, d_in)
     outputs: Mapping[Point, torch.Tensor]  # (B, T, d_out)
     logits: torch.Tensor | None = None  # (B, T, d_vocab), where asked for
+    starts: Mapping[int, Start] = field(default_factory=dict)
 
 
 def capture(
@@ -54,20 +59,24 @@ def capture(
     outputs: Sequence[Point] = (),
     autocast: bool = False,
     logits: bool = False,
+    starts: Sequence[int] = (),
 ) -> Captured:
     """One forward over token ids (B, T), as far as the last thing asked for; to the end with `logits`.
 
-    autocast: matrix products in bfloat16, the stream in float32.
+    autocast: matrix products in bfloat16, the stream in float32. starts: layers at which later passes over
+    these tokens shall begin (layer 0 needs none).
     Raises InputError for ids or lengths that the model does not have, and for what it has no place for.
     """
-    taps = _Taps(model, _checked(model, tokens))
+    taps = Taps(model, _checked(model, tokens))
     values = {key: taps.of_read(*key) for key in inputs}
     written = {key: taps.of_point(key) for key in outputs}
-    found, result = _run(model, tokens, taps, {}, None, autocast, stop=not logits)
+    kept = {layer: _Kept() for layer in starts if layer > 0}
+    found, result = _run(model, tokens, taps, {}, None, autocast, stop=not logits, kept=kept)
     return Captured(
         inputs={key: value(found).float() for key, value in values.items()},
         outputs={key: value(found).float() for key, value in written.items()},
         logits=None if result is None else result.float(),
+        starts={layer: Start(layer, one.out) for layer, one in kept.items()},
     )
 
 
@@ -78,138 +87,25 @@ def logits_with(
     reads: Sequence[tuple[int, Read]] = (),
     scored: torch.Tensor | None = None,
     autocast: bool = False,
+    start: Start | None = None,
 ) -> torch.Tensor:
     """(B, T, d_vocab) float32 logits of the model with each point's value replaced.
 
     A replacement is called once, with the value that this pass has there and the `reads` as far as the pass
     has come: what stands before the point. scored: (B, T), where to replace; elsewhere the model keeps its
-    own value. A replacement that returns what it is given changes no bit.
+    own value. A replacement that returns what it is given changes no bit. start: of a pass over the same
+    tokens, at a layer that is not above any point or read; the layers below it are not computed again.
     """
-    taps = _Taps(model, _checked(model, tokens))
+    taps = Taps(model, _checked(model, tokens))
     values = {key: taps.of_read(*key) for key in reads}
-    _, logits = _run(model, tokens, taps, replace, scored, autocast, stop=False, values=values)
+    lowest = min(
+        [*(point[0] for point in replace), *(layer for layer, _ in reads)], default=model.facts.n_layers
+    )
+    if start is not None and start.layer > lowest:
+        raise ValueError(f"a pass that begins at layer {start.layer} does not see layer {lowest}")
+    _, logits = _run(model, tokens, taps, replace, scored, autocast, False, values, start=start)
     assert logits is not None  # nothing stopped it
     return logits.float()
-
-
-def point_read(layer: int, read: Read, at: At = At.MODULE) -> Point | None:
-    """The point whose value a dictionary reads, where that is one that can be written too; None for what
-    stands behind a norm, and for a branch's input."""
-    site = {"mlp.out": "mlp", "attn.out": "attn", "attn.z": "attn.z"}.get(read.site)
-    if site is not None:
-        return layer, site, at if site != "attn.z" else At.MODULE
-    if read.site in _RESIDUAL and read.space == Space.RAW:
-        return layer, read.site, At.MODULE
-    return None
-
-
-# --- what is seen -------------------------------------------------------------------------------------------
-
-Found = dict[tuple[str, int], torch.Tensor]
-Value = Callable[[Found], torch.Tensor]
-
-
-class _Taps:
-    """Which tensors a pass must keep, by name and layer, and how what is asked for comes from them."""
-
-    def __init__(self, model: ResidualModel, shape: tuple[int, int]) -> None:
-        self.model, self.shape = model, shape
-        self.wanted: set[tuple[str, int]] = set()
-
-    def of_read(self, layer: int, read: Read) -> Value:
-        """Raises InputError for a space that the site does not have."""
-        facts, site, space = self.model.facts, read.site, read.space
-        self._layer(layer, site)
-        point = point_read(layer, read)
-        if point is not None:
-            return self.of_point(point)
-        if space in (Space.BRANCH_OUTPUT, Space.Z) or site == "embed":
-            raise InputError(f"{site} has no space {str(space)!r}: nothing can be read there")
-        if space == Space.NORMALISED_WITH_GAIN and site in ("attn.in", "mlp.in"):
-            return self._tap(site, layer)
-        stream = self._stream(layer, site)
-        if space == Space.RAW:
-            return stream
-        norm, there = self._norm(layer, site), facts.norm_before
-        if site == "resid_post" and layer + 1 == facts.n_layers:
-            there = True
-        if not there:
-            return stream
-        gain = space == Space.NORMALISED_WITH_GAIN
-        eps = facts.norm.eps
-        return lambda found: _normalised(stream(found), norm, eps, gain)
-
-    def of_point(self, point: Point) -> Value:
-        layer, site, at = point
-        self._layer(layer, site)
-        if site not in WRITE_SITES:
-            raise InputError(f"{site!r} is nothing that can be written; known: {', '.join(WRITE_SITES)}")
-        if site in _RESIDUAL:
-            return self._stream(layer, site)
-        if site == "attn.z":
-            return self._tap("z", layer)
-        return self._branch(layer, site, at)
-
-    def _branch(self, layer: int, site: str, at: At) -> Value:
-        facts, m = self.model.facts, self.model.facts.branch_multiplier
-        if at == At.MODULE:
-            return self._tap(f"{site}_module", layer)
-        value = self._tap(f"{site}_post" if facts.norm_after else f"{site}_module", layer)
-        return value if m == 1.0 else lambda found: value(found) * m
-
-    def _stream(self, layer: int, site: str) -> Value:
-        pre = ("attn.in", "resid_pre", "embed") + (("mlp.in",) if self.model.facts.parallel else ())
-        if site in pre:
-            return self._tap("resid_pre", layer)
-        if site == "resid_post":
-            return self._tap("resid_post", layer)
-        before, added = self._tap("resid_pre", layer), self._branch(layer, "attn", At.STREAM)
-        return lambda found: before(found) + added(found)
-
-    def _norm(self, layer: int, site: str) -> Affine:
-        layers = self.model.layers
-        if site in ("attn.in", "resid_pre"):
-            return layers[layer].ln1
-        if site in ("mlp.in", "resid_mid"):
-            return layers[layer].ln2
-        return layers[layer + 1].ln1 if layer + 1 < len(layers) else self.model.ln_final
-
-    def _tap(self, name: str, layer: int) -> Value:
-        self.wanted.add((name, layer))
-        return lambda found: found[name, layer]
-
-    def _layer(self, layer: int, site: str) -> None:
-        n = self.model.facts.n_layers
-        if not 0 <= layer < n or (site == "embed" and layer != 0):
-            raise InputError(
-                f"{site} of layer {layer}: {self.model.name} has layers 0 to {n - 1}, and embed is layer 0"
-            )
-
-    def place(self, name: str, layer: int) -> tuple[Any, bool, int]:
-        """(module, whether its output is meant and not its input, width)."""
-        facts, block = self.model.facts, self.model.bridge.blocks[layer]
-        d = facts.d_model
-        places: dict[str, Callable[[], tuple[Any, bool, int]]] = {
-            "resid_pre": lambda: (block, False, d),
-            "attn.in": lambda: (block.attn.v, False, d),
-            "z": lambda: (block.attn.o, False, facts.n_heads * facts.d_head),
-            "attn_module": lambda: (block.attn.o, True, d),
-            "attn_post": lambda: (block.ln1_post, True, d),
-            "mlp.in": lambda: (component(block.mlp, "in"), False, d),
-            "mlp_module": lambda: (component(block.mlp, "out"), True, d),
-            "mlp_post": lambda: (block.ln2_post, True, d),
-            "resid_post": lambda: (block, True, d),
-        }
-        return places[name]()
-
-
-def _normalised(x: torch.Tensor, norm: Affine, eps: float, gain: bool) -> torch.Tensor:
-    """(x C)/σ, or ((x C) ⊙ γ)/σ + β, rows (…, d), in x's own type."""
-    x = x - x.mean(-1, keepdim=True) if norm.centred else x
-    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-    if gain and norm.gain is not None:
-        x = x * norm.gain.to(x)
-    return x + norm.bias.to(x) if gain and norm.bias is not None else x
 
 
 # --- the pass -----------------------------------------------------------------------------------------------
@@ -222,18 +118,20 @@ class _Enough(Exception):
 def _run(
     model: ResidualModel,
     tokens: torch.Tensor,
-    taps: _Taps,
+    taps: Taps,
     replace: Mapping[Point, Replacement],
     scored: torch.Tensor | None,
     autocast: bool,
     stop: bool,
     values: Mapping[tuple[int, Read], Value] | None = None,
+    kept: Mapping[int, _Kept] | None = None,
+    start: Start | None = None,
 ) -> tuple[Found, torch.Tensor | None]:
     found: Found = {}
     live = _Live(values or {}, found)
     kind = tokens.device.type
     mixed: Any = torch.autocast(kind, dtype=torch.bfloat16) if autocast else nullcontext()
-    with model.running, torch.no_grad(), mixed, _hooks() as add:
+    with model.running, torch.no_grad(), mixed, _begun(model, start), _hooks() as add:
         # Hooks of one module run in the order they are put there: what is seen is what was put in.
         for point, change in replace.items():
             _put(model, taps, point, change, live, scored, add)
@@ -241,6 +139,8 @@ def _run(
             return found, None
         for name, layer in sorted(taps.wanted):
             _see(taps, name, layer, found, stop, add)
+        for layer, one in (kept or {}).items():
+            add(model.bridge.blocks[layer - 1].register_forward_hook(one))
         try:
             logits = model.bridge(tokens)
         except _Enough:
@@ -252,6 +152,31 @@ def _run(
             f"TransformerBridge does not call the module"
         )
     return found, logits.detach()
+
+
+class _Kept:
+    """A hook that keeps what a block returns."""
+
+    def __init__(self) -> None:
+        self.out: Any = None
+
+    def __call__(self, _: Any, __: tuple, out: Any) -> None:
+        # A copy of the stream: some blocks add to their input in place.
+        self.out = (out[0].clone(), *out[1:]) if isinstance(out, tuple) else out.clone()
+
+
+@contextmanager
+def _begun(model: ResidualModel, start: Start | None) -> Iterator[None]:
+    """The blocks below the start return what the last of them returned."""
+    below = list(model.bridge.blocks)[: start.layer] if start is not None else []
+    for block in below:
+        # Not by assignment: a bridge hands that on to the module inside.
+        vars(block)["forward"] = lambda *_, **__: start.before  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        for block in below:
+            del vars(block)["forward"]
 
 
 class _Live(Mapping[tuple[int, Read], torch.Tensor]):
@@ -285,7 +210,7 @@ def _hooks() -> Iterator[Callable[[Any], None]]:
             handle.remove()
 
 
-def _see(taps: _Taps, name: str, layer: int, found: Found, stop: bool, add: Callable[[Any], None]) -> None:
+def _see(taps: Taps, name: str, layer: int, found: Found, stop: bool, add: Callable[[Any], None]) -> None:
     module, behind, width = taps.place(name, layer)
 
     def keep(value: torch.Tensor) -> None:
@@ -300,7 +225,7 @@ def _see(taps: _Taps, name: str, layer: int, found: Found, stop: bool, add: Call
 
 def _put(
     model: ResidualModel,
-    taps: _Taps,
+    taps: Taps,
     point: Point,
     change: Replacement,
     live: Reads,
@@ -312,7 +237,8 @@ def _put(
     facts, m = model.facts, model.facts.branch_multiplier
 
     def changed(original: torch.Tensor) -> torch.Tensor:
-        new = change(original.float(), live).to(original.dtype)
+        with torch.autocast(original.device.type, enabled=False):
+            new = change(original.float(), live).to(original.dtype)
         if new.shape != original.shape:
             raise ValueError(
                 f"{site} of layer {layer}: {tuple(new.shape)} cannot replace {tuple(original.shape)}"
@@ -333,7 +259,7 @@ def _put(
         instead = joined if at == At.STREAM and m != 1.0 else instead
     elif site == "resid_mid":
         # Nothing passes through a place called so: what attention adds is changed by the difference.
-        before = taps._tap("resid_pre", layer)
+        before = taps.tap("resid_pre", layer)
         name = "attn_post" if facts.norm_after else "attn_module"
 
         def middle(value: torch.Tensor) -> torch.Tensor:

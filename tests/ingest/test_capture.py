@@ -146,6 +146,34 @@ def test_the_models_own_neurons_in_place_are_the_model(opened, name, layers):
     close(logits_with(model, TOKENS, put.replace, put.reads), logits_with(model, TOKENS, {}))
 
 
+@pytest.mark.parametrize("name", SOME + MORE)
+def test_a_pass_that_begins_in_the_middle_is_the_whole_pass(opened, name):
+    model = opened(name)
+    begun = capture(model, TOKENS, outputs=[(1, "mlp", At.MODULE)], logits=True, starts=(0, 1, 2))
+    assert sorted(begun.starts) == [1, 2]
+    for layer, start in begun.starts.items():
+        assert torch.equal(logits_with(model, TOKENS, {}, start=start), begun.logits)
+        change = {(layer, "attn", At.MODULE): lambda own, _: own.roll(1, -1)}
+        assert torch.equal(
+            logits_with(model, TOKENS, change, start=start), logits_with(model, TOKENS, change)
+        )
+    assert torch.equal(logits_with(model, TOKENS, {}), begun.logits)  # nothing stays behind
+    with pytest.raises(ValueError, match="does not see layer 0"):
+        logits_with(model, TOKENS, {(0, "mlp", At.MODULE): lambda own, _: own}, start=begun.starts[1])
+
+
+def test_layers_below_the_start_are_not_computed(opened):
+    model = opened("llama")
+    start = capture(model, TOKENS, [(2, Read("mlp.in", GAIN))], starts=(2,)).starts[2]
+    ran = []
+    watched = [component.register_forward_hook(lambda *_, at=at: ran.append(at))
+               for at, component in enumerate(block.attn.o for block in model.bridge.blocks)]  # fmt: skip
+    logits_with(model, TOKENS, {}, start=start)
+    for handle in watched:
+        handle.remove()
+    assert ran == [2]
+
+
 def test_positions_that_are_not_scored_keep_the_models_own_value(opened):
     model = opened("gpt2")
     scored = torch.ones(TOKENS.shape, dtype=torch.bool)
