@@ -65,7 +65,7 @@ _ORIGIN = (
     "exclude_special_tokens", "dataset_trust_remote_code", "sequence_separator_token", "neuronpedia",
     "disable_concat_sequences",
 )  # fmt: skip
-_SHOWN = ("model_name", "dataset_path", "sae_lens_version", "training_architecture")
+_SHOWN = ("model_name", "model_hash", "dataset_path", "sae_lens_version", "training_architecture")
 
 
 @dataclass(frozen=True)
