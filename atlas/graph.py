@@ -46,7 +46,12 @@ MODEL_FACTS = (
 )
 
 FEATURE_NORMS = (
-    Column("write_norm", Kind.DOUBLE, "length of the writing vector", "residual-stream units"),
+    Column(
+        "write_norm",
+        Kind.DOUBLE,
+        "length of the writing vector, of several writes of their sum",
+        "residual-stream units",
+    ),
     Column("read_norm", Kind.DOUBLE, "length of the reading vector (`in`, or `gate` of a gated neuron)"),
     _optional("read_norm_up", Kind.DOUBLE, "length of the `up` reading vector of a gated neuron"),
 )
@@ -71,7 +76,9 @@ SET_COLUMNS = (
 
 DICTIONARY_COLUMNS = (
     Column("layer", Kind.INT, "layer of the site it reads"),
-    Column("site", Kind.STRING, "the site it reads, as in its key: `mlp`, `attn`, `resid_post` …"),
+    Column(
+        "site", Kind.STRING, "the site it reads, as in its key: `mlp` (its input), `attn.z`, `resid_post` …"
+    ),
     Column("size", Kind.INT, "number of features"),
     Column("activation", Kind.STRING, "its gate: relu, jumprelu, topk …"),
     Column("reads", Kind.STRING, "what it reads, as JSON: site and space"),
@@ -269,7 +276,8 @@ RELATIONSHIPS: dict[str, RelationshipTable] = {
         _relationship(
             "DIRECT",
             "Feature -> Feature",
-            "The input-invariant weight: writing vector of the source · reading vector of the target.",
+            "The input-invariant weight: writing vector of the source · reading vector of the target. Of a"
+            " source that writes in several layers the sum of those below the target counts.",
             *SELECTED,
             *USE_ON_TEXT,
             arrays=True,
@@ -277,7 +285,8 @@ RELATIONSHIPS: dict[str, RelationshipTable] = {
         _relationship(
             "VIA_HEAD",
             "Feature -> Feature",
-            "The same through one head's value and output matrices.",
+            "The same through one head's value and output matrices. Into what reads attention's output, or z,"
+            " through the heads of its own layer.",
             *HEAD_NUMBERS,
             *SELECTED,
             *USE_ON_TEXT,
