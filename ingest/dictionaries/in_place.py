@@ -3,23 +3,26 @@
 Each point that dictionaries write gets the sum of what they write there. A transcoder takes the place of its
 MLP; an autoencoder of the very value that it reads; a cross-layer transcoder of each MLP that any of its
 layers writes. All of it is live: several dictionaries see each other's results.
+
+Dictionaries of TransformerLens' folded model (`centred`) know a stream and outputs whose mean over components
+is taken off, as a LayerNorm does anyway: it is taken off what they are given.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingest.dictionaries.encode import decode, encode
-from ingest.dictionaries.types import Dictionary, Read
+from ingest.dictionaries.types import Dictionary, Read, Space
 from ingest.models.capture import Point, Replacement, point_read
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["InPlace", "in_place", "read_key", "reads_what_it_writes"]
+__all__ = ["InPlace", "in_place", "input_of", "reads_what_it_writes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +31,13 @@ class InPlace:
 
     replace: Mapping[Point, Replacement]
     reads: tuple[tuple[int, Read], ...]
+    reads_of: Mapping[Point, tuple[tuple[int, Read], ...]]  # what each point needs of `reads`
+
+    def at(self, points: Collection[Point]) -> InPlace:
+        """The same at these points alone."""
+        needed = {point: self.reads_of[point] for point in points}
+        reads = tuple(dict.fromkeys(read for some in needed.values() for read in some))
+        return InPlace({point: self.replace[point] for point in points}, reads, needed)
 
 
 def reads_what_it_writes(dictionary: Dictionary) -> Point | None:
@@ -39,12 +49,25 @@ def reads_what_it_writes(dictionary: Dictionary) -> Point | None:
     return None
 
 
-def read_key(dictionary: Dictionary) -> tuple[int, Read] | Point:
-    """What to capture to get the dictionary's input: a point for an autoencoder, else (layer, read)."""
-    return reads_what_it_writes(dictionary) or (dictionary.layer, dictionary.read)
+def input_of(
+    dictionary: Dictionary,
+    inputs: Mapping[tuple[int, Read], Tensor],
+    outputs: Mapping[Point, Tensor],
+    centred: bool = False,
+) -> Tensor:
+    """What the dictionary reads, of what `capture` found."""
+    own = reads_what_it_writes(dictionary)
+    x = inputs[dictionary.layer, dictionary.read] if own is None else outputs[own]
+    return _given(dictionary, x, centred)
 
 
-def in_place(dictionaries: Sequence[Dictionary]) -> InPlace:
+def _given(dictionary: Dictionary, x: Tensor, centred: bool) -> Tensor:
+    if centred and dictionary.read.space in (Space.RAW, Space.BRANCH_OUTPUT):
+        return x - x.mean(-1, keepdim=True)
+    return x
+
+
+def in_place(dictionaries: Sequence[Dictionary], centred: bool = False) -> InPlace:
     """Replacements for every point that the dictionaries write."""
     parts: dict[Point, list[_Part]] = {}
     reads: dict[tuple[int, Read], None] = {}
@@ -59,7 +82,16 @@ def in_place(dictionaries: Sequence[Dictionary]) -> InPlace:
             )
             point = (write.layer, write.site, write.at)
             parts.setdefault(point, []).append(_Part(alone, own == point, shared))
-    return InPlace({point: _Sum(tuple(found)) for point, found in parts.items()}, tuple(reads))
+    return InPlace(
+        {point: _Sum(tuple(found), centred) for point, found in parts.items()},
+        tuple(reads),
+        {
+            point: tuple(
+                (part.dictionary.layer, part.dictionary.read) for part in found if not part.from_original
+            )
+            for point, found in parts.items()
+        },
+    )
 
 
 class _Activations:
@@ -87,12 +119,14 @@ class _Part:
 @dataclass(frozen=True, eq=False)
 class _Sum:
     parts: tuple[_Part, ...]
+    centred: bool
 
     def __call__(self, original: Tensor, inputs: Mapping[tuple[int, Read], Tensor]) -> Tensor:
         total: Tensor | None = None
         for part in self.parts:
             one = part.dictionary
             x = original if part.from_original else inputs[one.layer, one.read]
+            x = _given(one, x, self.centred)
             (out,) = decode(one, part.activations.of(x, inputs), x)
             total = out if total is None else total + out
         assert total is not None  # a point has at least one part
