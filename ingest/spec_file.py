@@ -11,7 +11,7 @@ from ingest.errors import near
 from ingest.rules import RuleMistakes, rule_from_data
 from ingest.spec_text import Mistake, Place, SpecText
 
-__all__ = ["FEATURE_TYPES", "TOKEN_TYPES", "File", "mistakes_of", "read_file"]
+__all__ = ["FEATURE_TYPES", "TOKEN_TYPES", "File", "Name", "layers_of", "mistakes_of", "read_file"]
 
 FEATURE_TYPES = ("DIRECT", "VIA_HEAD")
 TOKEN_TYPES = ("EMBEDS", "PROMOTES")
@@ -37,7 +37,7 @@ def _alias(value: Any) -> Any:
     return value
 
 
-def _layers(value: Any) -> Any:
+def layers_of(value: Any) -> Any:
     """all, 5, [0, 1, 5], 0-5, [0-5, 8] as "all" or a tuple, ascending."""
     if value == "all":
         return value
@@ -98,7 +98,7 @@ class DictionarySection(_Section):
     model: str
     path: str | None = None
     format: str | None = None
-    layers: Annotated[Any, BeforeValidator(_layers)] = "all"
+    layers: Annotated[Any, BeforeValidator(layers_of)] = "all"
     alias: Annotated[Any, BeforeValidator(_alias)] = None
     reads: str | None = None
     writes: str | None = None

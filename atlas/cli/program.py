@@ -27,6 +27,7 @@ COMMANDS = {
     "head": ("atlas.cli.lookups", "The strongest pairs an attention head carries."),
     "paths": ("atlas.cli.lookups", "The strongest paths from a token or feature to another."),
     "dictionary": ("atlas.cli.dictionary", "What a dictionary's files are, and whether they fit a model."),
+    "train": ("atlas.cli.train", "Train dictionaries that a spec describes; goes on where it stopped."),
     "picture": ("atlas.cli.picture", "Draw a feature's neighbourhood, or a map of the atlas, as SVG."),
     "query": ("atlas.cli.query", "Ask in Cypher (read-only)."),
     "export": ("atlas.cli.export", "Write Parquet, CSV or GraphML."),

@@ -1,0 +1,210 @@
+"""The training run: rounds of harvesting and of steps, all dictionaries on the same rows; checkpoints between
+rounds.
+
+Dictionaries do not meet: each has its own optimiser, and each batch is a step of every one of them, side by
+side where there are threads. The rate rises over the first `warm` of the steps and falls to nothing over the
+last `fall`. A run's files are a function of the plan, the model and the corpus, whether it was stopped and
+resumed or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingest.contexts import Contexts
+from ingest.errors import InputError
+from ingest.models.residual import ResidualModel
+from workers.training.stream import Harvest, Stream
+from workers.training.trainee import Job, Trainee
+
+__all__ = ["Progress", "TrainingPlan", "TrainingRun", "train"]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What is trained, on how much, how."""
+
+    jobs: tuple[Job, ...]
+    tokens: int  # rows harvested, each met `reuse` times
+    reuse: float = 3.0
+    buffer: int = 131_072  # rows held
+    batch: int = 4096  # rows a step
+    seed: int = 0
+    warm: float = 0.02
+    fall: float = 0.3
+    revive_after: int = 200_000  # rows without firing
+    contexts_at_once: int = 32
+    autocast: bool = False  # the model's products in bfloat16
+    bf16: bool = False  # latents chosen by bfloat16 pre-activations
+    extreme: float = 20.0
+    device: str = "cpu"
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run at one moment."""
+
+    doing: str  # harvesting or training
+    rows: int  # met by each dictionary so far
+    total: int
+    rows_per_second: float
+    trainees: tuple[Trainee, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRun:
+    """A finished run."""
+
+    trainees: tuple[Trainee, ...]
+    harvested: int  # rows
+    met: int  # rows by each dictionary
+    passes: float  # over the corpus
+    harvest_seconds: float  # of this process
+    step_seconds: float
+
+
+def train(
+    model: ResidualModel,
+    contexts: Contexts,
+    plan: TrainingPlan,
+    checkpoint: Path | None = None,
+    watch: Callable[[Progress], None] | None = None,
+    every: float = 60.0,
+) -> TrainingRun:
+    """Trains every job of the plan. `checkpoint`: a file to resume from and to write between rounds, at most
+    once in `every` seconds; it stays, for whoever wrote the results to delete.
+
+    Raises InputError for a checkpoint of another plan, model or corpus.
+    """
+    sources = tuple(dict.fromkeys(source for job in plan.jobs for source in job.sources))
+    harvest = Harvest(model, contexts, sources, plan.contexts_at_once, plan.autocast, plan.extreme)
+    scored = int(contexts.scored(contexts.tokens[:1]).sum())
+    half = max(1, round(plan.buffer / 2 / scored))
+    rounds = max(1, round(plan.tokens / (half * scored)) - 1)
+    stream = Stream(harvest, half, plan.seed)
+    fingerprint = _fingerprint(plan, model, contexts)
+    saved = _resumed(checkpoint, fingerprint)
+    total = int(rounds * half * scored * plan.reuse)
+    trainees: list[Trainee] = []
+    met, harvested, spent = 0, 0, [0.0, 0.0]
+    begun = told = kept = time.monotonic()
+    met_before = saved["met"] if saved else 0
+
+    def tell(doing: str) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if watch and now - told >= 0.5:
+            told = now
+            speed = (met - met_before) / max(now - begun, 1e-9)
+            watch(Progress(doing, met, total, speed, tuple(trainees)))
+
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(max(1, min(plan.threads, len(plan.jobs)))) as pool:
+        first_round = saved["round"] if saved else 0
+        for number in range(first_round, rounds):
+            start = time.monotonic()
+            torch.set_num_threads(max(plan.threads, 1))
+            stream.prepare(number, lambda _: tell("harvesting"))
+            if not trainees:
+                rows = stream.first()
+                trainees += [_trainee(job, rows.values, plan) for job in plan.jobs]
+                if saved:
+                    for trainee, state in zip(trainees, saved["trainees"], strict=True):
+                        trainee.restore(state)
+                    met, harvested = saved["met"], saved["harvested"]
+            spent[0] += time.monotonic() - start
+            start = time.monotonic()
+            torch.set_num_threads(1 if len(plan.jobs) > 1 else max(plan.threads, 1))
+            for rows_of in stream.batches(number, plan.batch, plan.reuse):
+                progress = min(met / total, 1.0)
+                factor = min(1.0, (progress + 1e-3) / plan.warm, (1 - progress) / plan.fall)
+                list(pool.map(_step_of(stream, rows_of, factor, plan, progress), trainees))
+                met += sum(len(which) for _, which in rows_of)
+                tell("training")
+            spent[1] += time.monotonic() - start
+            harvested = (number + 2) * half * scored
+            if checkpoint and (time.monotonic() - kept >= every or number + 1 == rounds):
+                kept = time.monotonic()
+                state = {"round": number + 1, "met": met, "harvested": harvested, "of": fingerprint}
+                _keep(checkpoint, state | {"trainees": [trainee.state() for trainee in trainees]})
+    if not trainees and saved:  # resumed after its last round
+        rows = stream.first()
+        trainees = [_trainee(job, rows.values, plan) for job in plan.jobs]
+        for trainee, state in zip(trainees, saved["trainees"], strict=True):
+            trainee.restore(state)
+        met, harvested = saved["met"], saved["harvested"]
+    torch.set_num_threads(threads)
+    passes = harvested / (len(contexts) * scored)
+    return TrainingRun(tuple(trainees), harvested, met, passes, spent[0], spent[1])
+
+
+def _trainee(job: Job, values: Any, plan: TrainingPlan) -> Trainee:
+    read, given = job.sources
+    return Trainee(job, values[read], values[given], plan.device, plan.bf16)
+
+
+def _step_of(
+    stream: Stream,
+    rows: Sequence[tuple[int, torch.Tensor]],
+    factor: float,
+    plan: TrainingPlan,
+    progress: float,
+) -> Callable[[Trainee], None]:
+    # Latents begun anew in the last part would not learn any more.
+    revive = plan.revive_after if plan.warm < progress < 1 - plan.fall / 2 else None
+
+    def step(trainee: Trainee) -> None:
+        read, given = trainee.job.sources
+        x = stream.take(read, rows)
+        y = x if given == read else stream.take(given, rows)
+        trainee.step(x, y, factor, revive)
+
+    return step
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------
+
+
+def _fingerprint(plan: TrainingPlan, model: ResidualModel, contexts: Contexts) -> str:
+    """Of all that decides a run's result."""
+    told = asdict(plan)
+    for free in ("threads", "device", "contexts_at_once"):
+        told.pop(free)
+    told |= {"model": model.hash, "documents": list(contexts.documents), "contexts": len(contexts)}
+    told |= {"length": contexts.length, "order": contexts.seed, "first": contexts.first_scored}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _resumed(checkpoint: Path | None, fingerprint: str) -> dict[str, Any] | None:
+    if checkpoint is None or not checkpoint.exists():
+        return None
+    try:
+        saved = torch.load(checkpoint, weights_only=True)
+        of = saved["of"]
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{checkpoint}: cannot be read as a checkpoint ({type(error).__name__}); delete it to begin anew"
+        ) from error
+    if of != fingerprint:
+        raise InputError(
+            f"{checkpoint}: is of another run (the spec, the model or the corpus has changed); delete it to"
+            " begin anew"
+        )
+    return dict(saved)
+
+
+def _keep(checkpoint: Path, state: dict[str, Any]) -> None:
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    part = checkpoint.with_name(checkpoint.name + ".part")
+    torch.save(state, part)
+    part.replace(checkpoint)

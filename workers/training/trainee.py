@@ -1,0 +1,208 @@
+"""One dictionary of a training run: where it stands, its scales, its optimiser; and what it becomes.
+
+A coder works on x' = (x - μ_x)/s_x and y' = (y - μ_y)/s_y, with one mean vector and one number each, taken
+from the first tokens harvested. Both are folded into the finished dictionary exactly, up to float32:
+
+    W_enc = s_y e/s_x,   b_enc = s_y (b - e·μ_x/s_x),   θ = s_y θ',   W_dec = d,   b_out = s_y b_dec + μ_y
+
+(and with a skip W' : W_skip = s_y W'/s_x, b_out less μ_x W_skip). Decoders keep unit norm, so an activation
+is the length of what it writes, in the units of the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingest.dictionaries import Dictionary, Encoder, JumpReLU, Read, ReLU, ScalarThreshold, TopK, Write
+from ingest.dictionaries.types import At, Gate
+from workers.training.coder import BatchTopKGate, Coder, GateSpec, JumpReLUGate, StepFigures, TopKGate
+from workers.training.stream import Source, sources_of
+
+__all__ = ["Job", "Trainee"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One dictionary to be trained."""
+
+    set: str
+    layer: int
+    read: Read
+    write: tuple[str, At] | None  # site and side; None: an autoencoder of what is read
+    latents: int
+    gate: GateSpec
+    skip: bool = False
+    rate: float = 1e-3
+    optimiser: str = "adam"  # or muon
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """`set/L05`."""
+        return f"{self.set}/L{self.layer:02d}"
+
+    @property
+    def sources(self) -> tuple[Source, Source]:
+        """What is read and what is to be given back."""
+        return sources_of(self.layer, self.read, self.write)
+
+
+class Trainee:
+    """A job at work."""
+
+    def __init__(self, job: Job, x: Tensor, y: Tensor, device: str = "cpu", bf16: bool = False) -> None:
+        """x (n, d_in), y (n, d_out): the first rows, from which scales and starting points come."""
+        self.job = job
+        generator = torch.Generator().manual_seed(job.seed)
+        self.mean_x, self.scale_x = _scales(x)
+        self.mean_y, self.scale_y = _scales(y)
+        some = torch.randperm(len(x), generator=generator)[:16384]
+        to = torch.device(device)
+        self.coder = Coder.random(
+            job.gate,
+            job.latents,
+            ((x[some] - self.mean_x) / self.scale_x).to(to),
+            ((y[some] - self.mean_y) / self.scale_y).to(to),
+            job.skip,
+            generator,
+            tied=job.write is None,
+        )
+        self.coder.bf16 = bf16
+        self.fvu, self.l0, self.steps, self.revived = 1.0, 0.0, 0, 0
+        self._make_optimisers()
+
+    def _make_optimisers(self) -> None:
+        parameters = self.coder.parameters()
+        rows = ["W_enc", "W_dec", "W_skip"] if self.job.optimiser == "muon" else []
+        matrices = {name: p for name, p in parameters.items() if name in rows}
+        others = {name: p for name, p in parameters.items() if name not in rows}
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(list(others.values()), lr=self.job.rate, betas=(0.9, 0.999), fused=True)
+        ]
+        if matrices:
+            muon = torch.optim.Muon(
+                list(matrices.values()), lr=self.job.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            )
+            self.optimisers.append(muon)
+
+    def step(self, x: Tensor, y: Tensor, factor: float, revive_after: int | None) -> StepFigures:
+        """One step on raw rows x (n, d_in), y (n, d_out), the rate times `factor`. Latents quiet for
+        `revive_after` tokens begin anew."""
+        to = self.coder.W_enc.device
+        x = ((x - self.mean_x) / self.scale_x).to(to)
+        y = ((y - self.mean_y) / self.scale_y).to(to)
+        figures, gradients, squared = self.coder.step(x, y)
+        for name, parameter in self.coder.parameters().items():
+            parameter.grad = gradients[name]
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = self.job.rate * factor
+            optimiser.step()
+        self.coder.rescale()
+        if revive_after is not None:
+            dead = self.coder.revive(revive_after, x, y, squared, self._generator())
+            self._forget(dead)
+            self.revived += len(dead)
+        self.steps += 1
+        self.fvu = figures.fvu if self.steps == 1 else 0.95 * self.fvu + 0.05 * figures.fvu
+        self.l0 = figures.l0 if self.steps == 1 else 0.95 * self.l0 + 0.05 * figures.l0
+        return figures
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed((self.job.seed << 32) + self.steps)
+
+    def _forget(self, dead: Tensor) -> None:
+        """What the optimisers remember of these latents' rows."""
+        if not len(dead):
+            return
+        for name, parameter in self.coder.parameters().items():
+            if name in ("W_skip", "b_dec"):
+                continue
+            for optimiser in self.optimisers:
+                for value in optimiser.state.get(parameter, {}).values():
+                    if isinstance(value, Tensor) and value.shape == parameter.shape:
+                        value[dead] = 0.0
+
+    def dead(self, after: int) -> int:
+        """Latents quiet for the last `after` tokens."""
+        return int((self.coder.quiet >= after).sum())
+
+    # --- what it becomes ------------------------------------------------------------------------------------
+
+    def dictionary(self) -> Dictionary:
+        """The dictionary in the raw spaces: float32, on the processor."""
+        job, coder = self.job, self.coder
+        ratio = self.scale_y / self.scale_x
+        W_enc, W_dec = coder.W_enc.cpu().double() * ratio, coder.W_dec.cpu().double()
+        b_enc = coder.b_enc.cpu().double() * self.scale_y - W_enc @ self.mean_x.double()
+        b_out = coder.b_dec.cpu().double() * self.scale_y + self.mean_y.double()
+        skip = None
+        if coder.W_skip is not None:
+            skip = coder.W_skip.cpu().double() * ratio
+            b_out = b_out - self.mean_x.double() @ skip
+        site, at = job.write or _written(job.read)
+        return Dictionary(
+            set=job.set,
+            kind="sae" if job.write is None else "transcoder",
+            layer=job.layer,
+            read=job.read,
+            encoders=(Encoder("in", W_enc.float().contiguous(), b_enc.float()),),
+            writes=(Write(job.layer, site, at, W_dec.float().contiguous(), b_out.float()),),
+            gate=self._gate(),
+            W_skip=None if skip is None else skip.float().contiguous(),
+        )
+
+    def _gate(self) -> Gate:
+        match self.job.gate:
+            case TopKGate(k=k):
+                return TopK(k)
+            case BatchTopKGate():
+                return ScalarThreshold(float(self.coder.batch_threshold * self.scale_y))
+            case JumpReLUGate():
+                assert self.coder.log_threshold is not None
+                return JumpReLU(self.coder.log_threshold.exp().cpu() * self.scale_y, relu_too=True)
+        return ReLU()
+
+    # --- kept between runs ----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs: tensors and numbers."""
+        coder = self.coder
+        return {
+            "parameters": {name: p.detach().clone() for name, p in coder.parameters().items()},
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "quiet": coder.quiet,
+            "batch_threshold": coder.batch_threshold,
+            "scales": [self.mean_x, self.scale_x, self.mean_y, self.scale_y],
+            "figures": [self.fvu, self.l0, self.steps, self.revived],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state`."""
+        with torch.no_grad():
+            for name, parameter in self.coder.parameters().items():
+                parameter.copy_(state["parameters"][name])
+            self.coder.quiet.copy_(state["quiet"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.coder.batch_threshold = state["batch_threshold"]
+        self.mean_x, self.scale_x, self.mean_y, self.scale_y = state["scales"]
+        self.fvu, self.l0, self.steps, self.revived = state["figures"]
+
+
+def _scales(rows: Tensor) -> tuple[Tensor, float]:
+    """The mean row, and the root mean square of what is left over all components."""
+    mean = rows.double().mean(0)
+    scale = float((rows.double() - mean).pow(2).mean().sqrt())
+    return mean.float(), scale or 1.0
+
+
+def _written(read: Read) -> tuple[str, At]:
+    """Where an autoencoder's output goes: back to what it reads."""
+    if read.site in ("mlp.out", "attn.out"):
+        return read.site.removesuffix(".out"), At.MODULE
+    return read.site, At.MODULE if read.site == "attn.z" else At.STREAM
