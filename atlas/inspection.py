@@ -1,25 +1,30 @@
 """What a dictionary's files are, and whether they fit a model: `atlas dictionary inspect`.
 
 Headers tell format, sites, sizes and types. Weights, where they are read, tell what happens to the input, the
-norms of encoder and decoder rows, and whether all of it is finite.
+norms of encoder and decoder rows, and whether all of it is finite. A model and a text tell whether it was
+made for that model: how many features fire, and how well they describe what they were made to describe.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atlas.answers import Answer, Table
+from ingest.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ingest.dictionaries import Declared, Dictionary, Layout
+    from ingest.dictionaries import Declared, Dictionary, DictionarySet, Layers, Layout
     from ingest.models import Facts
 
-__all__ = ["READ_UP_TO", "inspect"]
+__all__ = ["CONTEXTS", "READ_UP_TO", "inspect"]
+
+CONTEXTS = 32
+"""Contexts of 128 tokens on which dictionaries are measured, unless told otherwise."""
 
 READ_UP_TO = 2e9
 """Bytes of weights that are read without being asked to."""
@@ -38,21 +43,29 @@ def inspect(
     where: str | Path,
     *,
     format: str | None = None,
+    layers: Layers = "all",
     declared: Declared | None = None,
     model: str | Path | None = None,
     weights: bool | None = None,
+    text: str | Path | None = None,
+    contexts: int = CONTEXTS,
+    progress: Callable[[float, float, str], None] | None = None,
 ) -> Answer:
     """What the dictionaries at a path or hub name are.
 
     declared: what the files do not say of themselves. model: a model, by whose configuration alone everything
-    is checked. weights: whether they are read; None, where they take no more than READ_UP_TO bytes.
-    Raises InputError for files that do not hold, and for those that do not fit the model.
+    is checked. weights: whether they are read; None, where they take no more than READ_UP_TO bytes. text: a
+    corpus, on so many contexts of which the dictionaries are run in the model; this opens the model, and
+    holds all of them in memory. Raises InputError for files that do not hold, and for those that do not fit
+    the model.
     """
-    from ingest.dictionaries import Declared, describe_set
+    from ingest.dictionaries import Declared, describe_set, open_set
     from ingest.models import describe_model
 
+    if text is not None and model is None:
+        raise InputError("a text measures dictionaries on a model: say which with --model")
     facts = describe_model(model) if model is not None else None
-    layout = describe_set(where, facts, format=format, declared=declared or Declared())
+    layout = describe_set(where, facts, format=format, layers=layers, declared=declared or Declared())
     total = sum(layout.bytes.values())
     reading = total <= READ_UP_TO if weights is None else weights
     notes = list(layout.notes)
@@ -68,6 +81,20 @@ def inspect(
         shown |= _weights(layout, tables)
     if facts is not None:
         shown["fits"] = _fits(facts)
+    if text is not None and model is not None:
+        from ingest.models import open_model
+
+        opened = open_set(
+            where,
+            name="inspected",
+            model=open_model(model),
+            format=format,
+            layers=layers,
+            declared=declared or Declared(),
+        )
+        figures, warnings = _measured(opened, text, contexts, tables, progress)
+        shown |= figures
+        notes += warnings
     return Answer(str(layout.source or where), shown, tables, tuple(notes))
 
 
@@ -184,6 +211,77 @@ def _input(one: Dictionary) -> str:
     if one.b_in is not None:
         done.append("a bias is subtracted")
     return ", then ".join(done) or "as it is"
+
+
+# --- on a text ----------------------------------------------------------------------------------------------
+
+_MEASURES = ("layer", "site", "L0", "declared_L0", "FVU", "CE_recovered", "dead_share")
+
+
+def _measured(
+    opened: DictionarySet,
+    text: str | Path,
+    limit: int,
+    tables: dict[str, Table],
+    progress: Callable[[float, float, str], None] | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Facts and warnings; adds the table of each layer's figures."""
+    from ingest.contexts import make_contexts
+    from ingest.corpora import open_corpus
+    from ingest.models.tokenizer import open_tokenizer
+    from workers.evaluation import evaluate
+
+    corpus = open_corpus(text)
+    tokenizer = None if corpus.of_tokens else open_tokenizer(opened.residual_model)
+    found = evaluate(
+        opened.residual_model, [opened], make_contexts(corpus, tokenizer, limit=limit), progress=progress
+    )
+    [figures] = found.sets
+    l0 = opened.layout.l0
+    rows = [
+        (
+            one.layer,
+            one.site,
+            None if one.l0 is None else one.l0.value,
+            l0.get(one.layer),
+            one.fvu.value,
+            one.recovered.value,
+            one.dead_share,
+        )
+        for one in figures.layers
+    ]
+    tables["measured"] = Table.of(
+        "measured on the text, each layer in place by itself",
+        _MEASURES,
+        rows,
+        notes=(
+            f"{found.contexts} contexts, {found.tokens:,} tokens; of rare features more are dead than on more"
+            " text",
+        ),
+    )
+    warnings = [
+        told for layer, _, fires, says, fvu, *_ in rows for told in _warnings(layer, fires, says, fvu)
+    ]
+    shown = {
+        "CE_of_the_model": found.ce.value,
+        "CE_all_in_place": figures.together.ce.value,
+        "CE_recovered_all_in_place": figures.together.recovered.value,
+    }
+    return shown, warnings
+
+
+def _warnings(layer: int, l0: float | None, declared: float | None, fvu: float | None) -> Iterator[str]:
+    """What does not look as if the dictionary had been made for this model and site."""
+    if l0 is not None and declared and not declared / 2 <= l0 <= 2 * declared:
+        yield (
+            f"warning: layer {layer}: {l0:.3g} features fire on a token, the files declare {declared:g}: made"
+            " for another model, site or scale?"
+        )
+    if fvu is not None and fvu >= 1:
+        yield (
+            f"warning: layer {layer}: {100 * fvu:.0f} % of the variance is unexplained, so the mean alone"
+            " would describe it better: made for another model, site or scale?"
+        )
 
 
 # --- words --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from atlas.cli import main
-from tests.atlas.tiny_source import LATENTS, LAYERS, WIDTH, write_transcoders
+from tests.atlas.tiny_source import LATENTS, LAYERS, TOKENS, WIDTH, write_model, write_transcoders
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def told(run):
 
     def command(*arguments: str | Path):
         code, out, err = run(*arguments, "--json")
-        assert (code, err) == (0, "")
+        assert code == 0 and all(line.startswith("measuring") for line in err.splitlines())
         return json.loads(out)
 
     return command
@@ -163,3 +163,80 @@ def test_many_bytes_are_read_only_when_asked(monkeypatch, told, source):
     monkeypatch.setattr("atlas.inspection.READ_UP_TO", 100.0)
     assert "norms" not in told(source / "transcoders")
     assert len(told(source / "transcoders", "--weights")["norms"]) == LAYERS
+
+
+# --- on a text ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with weights, transcoders with a declared k, and token ids to run them on."""
+    folder = tmp_path_factory.mktemp("live")
+    write_model(folder / "model")
+    write_transcoders(folder / "transcoders")
+    hooks = "feature_input_hook: mlp.hook_in\nfeature_output_hook: mlp.hook_out\n"
+    (folder / "transcoders" / "config.yaml").write_text(hooks + "activation: topk\nk: 4\n")
+    for path in (folder / "transcoders").glob("layer_*.safetensors"):
+        tensors = load_file(path)
+        tensors["W_dec"] *= 1e-3
+        if path.stem == "layer_2":
+            tensors["b_enc"] -= 1e3  # nothing fires there
+        if path.stem == "layer_1":
+            tensors["W_dec"] *= 1e6
+        save_file(tensors, path)
+    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(0, TOKENS, (6, 12)).astype(np.int32))
+    return folder
+
+
+@pytest.fixture
+def measured(live: Path) -> list[str | Path]:
+    """The arguments that measure the transcoders on the tokens."""
+    return [live / "transcoders", "--model", live / "model", "--text", live / "tokens.npy"]
+
+
+def test_a_text_tells_how_well_it_describes_the_model(told, live, measured):
+    from ingest.contexts import make_contexts
+    from ingest.corpora import open_corpus
+    from ingest.dictionaries import open_set
+    from ingest.models import open_model
+    from workers.evaluation import evaluate
+
+    found = told(*measured, "--contexts", "5")
+    model = open_model(live / "model")
+    opened = open_set(live / "transcoders", name="t", model=model)
+    wanted = evaluate(model, [opened], make_contexts(open_corpus(live / "tokens.npy"), None, limit=5))
+    for row, one in zip(found["measured"], wanted.sets[0].layers, strict=True):
+        assert row["L0"] == pytest.approx(one.l0.value) and row["FVU"] == pytest.approx(one.fvu.value)
+        assert row["CE_recovered"] == pytest.approx(one.recovered.value)
+        assert row["dead_share"] == pytest.approx(one.dead_share)
+        assert row["declared_L0"] == 4.0
+    assert found["CE_of_the_model"] == pytest.approx(wanted.ce.value)
+    assert found["CE_recovered_all_in_place"] == pytest.approx(wanted.sets[0].together.recovered.value)
+    assert any(note.startswith("5 contexts, 60 tokens") for note in found["notes"])
+
+
+def test_it_warns_where_the_measured_l0_is_far_from_the_declared_and_where_nothing_is_described(
+    told, measured
+):
+    found = told(*measured)
+    warnings = [note for note in found["notes"] if note.startswith("warning")]
+    fires = [one for one in warnings if "features fire on a token" in one]
+    assert len(fires) == 1 and "layer 2: 0 features fire on a token, the files declare 4" in fires[0]
+    unexplained = {row["layer"] for row in found["measured"] if row["FVU"] >= 1}
+    assert 1 in unexplained  # its decoder is a thousand times too large
+    assert len(warnings) == len(fires) + len(unexplained)
+
+
+def test_some_layers_of_a_set(told, measured):
+    assert [row["layer"] for row in told(*measured, "--layers", "0,2")["measured"]] == [0, 2]
+
+
+def test_what_a_text_needs(run, source, live):
+    code, _, err = run(source / "transcoders", "--text", live / "tokens.npy")
+    assert code == 2 and "say which with --model" in err
+    code, _, err = run(live / "transcoders", "--model", live / "model", "--text", live / "absent.txt")
+    assert code == 2 and "absent.txt: no such file or directory" in err
+    code, _, err = run(live / "transcoders", "--layers", "0;1")
+    assert code == 2 and "expected numbers of layers" in err
+    code, _, err = run(live / "transcoders", "--layers", "0,7")
+    assert code == 2 and "layer 7 was asked for, it has layers 0 to 2" in err
