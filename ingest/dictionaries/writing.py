@@ -180,7 +180,14 @@ def _config(first: Dictionary, k: int | None, facts: Facts | None, folder: Path,
 
 # --- SAELens ------------------------------------------------------------------------------------------------
 
-_BY_US = ("hook_name", "hook_name_out", "model_class_name", "model_from_pretrained_kwargs")
+_VERSION = "6.0.0"  # of the layout: without one the library takes it for an older one, and loses the metadata
+_BY_US = (
+    "hook_name",
+    "hook_name_out",
+    "model_class_name",
+    "model_from_pretrained_kwargs",
+    "sae_lens_version",
+)
 
 
 def write_saelens(
@@ -250,7 +257,7 @@ def _saelens(
     norm = _input_norm(one, sae, where)
     form = file_form(one, kept, dtype, where, say, may_subtract=sae)
     (size, d_in), d_out = form.W_enc.shape, form.W_dec.shape[1]
-    metadata: dict[str, Any] = {**extra, "hook_name": read.full}
+    metadata: dict[str, Any] = {"sae_lens_version": _VERSION, **extra, "hook_name": read.full}
     if not sae:
         metadata["hook_name_out"] = write.full
     if read.bridge or write.bridge:
