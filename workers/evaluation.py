@@ -5,6 +5,7 @@ For what is described, y (n, d), and what a dictionary puts in its place, ŷ, ov
     FVU        Σ |y - ŷ|² / Σ |y - ȳ|²,  ȳ the mean over these tokens
     L0         mean number of latents that fire on a token;  dead: those that fire on none of the tokens
     CE         nats per token of the model with ŷ in place of y, everything above it live
+    added      CE - CE_original
     recovered  (CE_zero - CE) / (CE_zero - CE_original),  CE_zero with 0 in place of y;  CE_mean with ȳ
 
 each layer by itself, and all of a set's at once. Of two sets the differences are paired by context. Positions
@@ -46,6 +47,7 @@ class LayerFigures:
     l0: Estimate | None
     fvu: Estimate
     ce: Estimate
+    added: Estimate
     ce_zero: Estimate
     ce_mean: Estimate
     recovered: Estimate
@@ -58,6 +60,7 @@ class Together:
     layers: int
     l0: Estimate  # mean over the layers
     ce: Estimate
+    added: Estimate
     ce_zero: Estimate
     ce_mean: Estimate
     recovered: Estimate
@@ -188,11 +191,12 @@ class _Ratios:
         self.name = loaded.source.name
 
     def at(self, points: tuple[Point, ...]) -> dict[str, Ratio]:
-        """Of the points of one layer, or of all: ce, ce_zero, ce_mean, recovered."""
+        """Of the points of one layer, or of all: ce, added, ce_zero, ce_mean, recovered."""
         nats = self.sums.nats
         own, zero, mean = nats[self.loaded.label, points], nats["zero", points], nats["mean", points]
         return {
             "ce": Ratio(own, self.counts),
+            "added": Ratio(own - nats["model"], self.counts),
             "ce_zero": Ratio(zero, self.counts),
             "ce_mean": Ratio(mean, self.counts),
             "recovered": Ratio(zero - own, zero - nats["model"]),

@@ -28,6 +28,10 @@ COMMANDS = {
     "paths": ("atlas.cli.lookups", "The strongest paths from a token or feature to another."),
     "dictionary": ("atlas.cli.dictionary", "What a dictionary's files are, and whether they fit a model."),
     "train": ("atlas.cli.train", "Train dictionaries that a spec describes; goes on where it stopped."),
+    "evaluate": (
+        "atlas.cli.evaluate",
+        "Measure dictionaries on text: variance, cross-entropy, dead features.",
+    ),
     "picture": ("atlas.cli.picture", "Draw a feature's neighbourhood, or a map of the atlas, as SVG."),
     "query": ("atlas.cli.query", "Ask in Cypher (read-only)."),
     "export": ("atlas.cli.export", "Write Parquet, CSV or GraphML."),

@@ -206,6 +206,7 @@ def test_every_figure_is_what_float64_by_hand_gives(models, tmp_path, pad):
         own, zeroed = ce({one.layer: transcoder(one.layer)}), ce({one.layer: zero})
         mean = ce({one.layer: lambda _, y, at=one.layer: means[at].expand_as(y)})
         assert close(one.ce, own[1])
+        assert close(one.added, own[1] - value)
         assert close(one.ce_zero, zeroed[1])
         assert close(one.ce_mean, mean[1])
         assert close(one.recovered, float((zeroed[0] - own[0]).sum() / (zeroed[0] - original).sum()))
