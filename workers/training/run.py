@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -80,9 +81,11 @@ def train(
     checkpoint: Path | None = None,
     watch: Callable[[Progress], None] | None = None,
     every: float = 60.0,
+    tell_every: float = 0.5,
 ) -> TrainingRun:
     """Trains every job of the plan. `checkpoint`: a file to resume from and to write between rounds, at most
-    once in `every` seconds; it stays, for whoever wrote the results to delete.
+    once in `every` seconds; it stays, for whoever wrote the results to delete. `watch` is told at most once
+    in `tell_every` seconds.
 
     Raises InputError for a checkpoint of another plan, model or corpus.
     """
@@ -103,7 +106,7 @@ def train(
     def tell(doing: str) -> None:
         nonlocal told
         now = time.monotonic()
-        if watch and now - told >= 0.5:
+        if watch and now - told >= tell_every:
             told = now
             speed = (met - met_before) / max(now - begun, 1e-9)
             watch(Progress(doing, met, total, speed, tuple(trainees)))
@@ -191,7 +194,7 @@ def _resumed(checkpoint: Path | None, fingerprint: str) -> dict[str, Any] | None
     try:
         saved = torch.load(checkpoint, weights_only=True)
         of = saved["of"]
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError, UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: cannot be read as a checkpoint ({type(error).__name__}); delete it to begin anew"
         ) from error
