@@ -19,7 +19,7 @@ __all__ = ["pareto"]
 # Of Okabe and Ito, told apart by every eye; sets beyond them begin again with an open mark.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 WIDE, HIGH, GAP = 560.0, 250.0, 62.0
-LEFT, TOP = 64.0, 58.0
+LEFT, TOP = 64.0, 66.0
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def _blocks(file: Path) -> Iterator[np.ndarray]:
             first = part[0:1] if rows else np.zeros(0)
             _matrix(file, "tokens", first.dtype, tuple(part.get_shape()))
             for lo in range(0, rows, _ROWS):
-                yield part[lo : lo + _ROWS]
+                yield part[lo : min(lo + _ROWS, rows)]
     except (SafetensorError, OSError) as error:
         raise InputError(f"{file}: truncated or no safetensors file ({error})") from None
 

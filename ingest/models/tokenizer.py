@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest.errors import InputError
+from ingest.models.gguf_file import GGUFFile
 from ingest.models.libraries import library_errors, one_line
+from ingest.places import resolve_place
 
 if TYPE_CHECKING:
     import tokenizers
@@ -96,24 +98,26 @@ def open_tokenizer(
     beginning-of-sequence token that its files name; else None.
     Raises InputError where there is none, it cannot be read, or its pre-tokenizer is not known.
     """
-    from ingest.models.residual import ResidualModel
-    from ingest.models.source import Source, find_source
-
-    if isinstance(model_or_source, ResidualModel):
-        tokenizer = tokenizer or model_or_source.tokenizer
-        source = model_or_source._source
-    elif isinstance(model_or_source, Source):
-        source = model_or_source
-    elif tokenizer is None:
-        path = Path(model_or_source)
-        if path.name == "tokenizer.json" or (path.is_dir() and not (path / "config.json").exists()):
-            return _from_files(path)
-        source = find_source(model_or_source)
+    if tokenizer is None and not isinstance(model_or_source, str | Path):
+        tokenizer = getattr(model_or_source, "tokenizer", None)
     if tokenizer is not None:
         return _from_files(Path(tokenizer))
-    if source.gguf is not None:
-        return _from_gguf(source.gguf.metadata, source.path)
-    return _from_files(source.path)
+    if isinstance(model_or_source, str | Path):
+        return _from_place(resolve_place(str(model_or_source)))
+    model: Any = model_or_source
+    source: Source = getattr(model, "_source", model)
+    return _from_files(source.path) if source.gguf is None else _from_gguf(source.gguf.metadata, source.path)
+
+
+def _from_place(place: str) -> Tokenizer:
+    path = Path(place)
+    if not path.exists():  # a hub name
+        from ingest.models.source import find_source
+
+        path = find_source(place).path
+    if path.is_file() and path.suffix != ".json":
+        return _from_gguf(GGUFFile(path).metadata, path)
+    return _from_files(path)
 
 
 # --- Hugging Face's files -----------------------------------------------------------------------------------
