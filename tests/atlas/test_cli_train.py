@@ -1,0 +1,106 @@
+"""`atlas train` through the program: sets that other commands read, and mistakes told before any work."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from atlas.cli.program import program
+from ingest.dictionaries import TopK, open_set
+from ingest.models import open_model
+from tests.atlas.tiny_source import write_model
+
+torch.set_num_threads(1)
+HEAD = """train: 1
+model: model
+corpus: ids.npy
+tokens: 2000
+reuse: 2
+buffer: 800
+batch: 100
+"""
+SETS = """dictionaries:
+  tc: {reads: mlp.in, writes: mlp.out, layers: [0, 2], latents: 40, gate: {topk: 5}, precision: float16}
+  skip: {reads: mlp.in, writes: mlp.out, layers: 1, latents: 40, gate: {batchtopk: 5}, skip: true}
+  sae: {reads: resid_post, layers: [1], latents: 40, gate: {jumprelu: 5}}
+  z: {reads: attn.z, layers: [1], latents: 40, gate: {relu: 0.01}}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train")
+    write_model(folder / "model")
+    np.save(folder / "ids.npy", np.random.default_rng(0).integers(0, 50, (300, 12)))
+    (folder / "spec.yaml").write_text(HEAD + SETS)
+    return folder
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(program, ["train", *map(str, arguments)])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(place):
+    answer = json.loads(run(place / "spec.yaml", "--out", place / "out", "--threads", 1, "--json").stdout)
+    return place / "out", answer
+
+
+def test_each_set_is_a_folder_that_is_recognised(place, trained):
+    out, answer = trained
+    model = open_model(place / "model", check=False)
+    kinds = {"tc": "circuit-tracer", "skip": "circuit-tracer", "sae": "saelens", "z": "saelens"}
+    layers = {"tc": (0, 2), "skip": (1,), "sae": (1,), "z": (1,)}
+    assert sorted(path.name for path in out.iterdir()) == sorted(kinds)  # no checkpoint stays
+    for name, format in kinds.items():
+        found = open_set(out / name, name=name, model=model)
+        assert (found.format, found.layers) == (format, layers[name])
+        record = json.loads((out / name / "training.json").read_text())
+        assert record["model"]["hash"] == model.hash
+        assert [one["hash"] for one in record["held_out"]] == [found.hash_of(layer) for layer in found.layers]
+        for one in record["held_out"]:
+            assert 0 < one["fvu"] < 1.5 and 0 < one["l0"] <= 40 and 0 <= one["dead"] <= 40
+    assert isinstance(open_set(out / "tc", name="tc", model=model).load(0).gate, TopK)
+    assert open_set(out / "skip", name="skip", model=model).load(1).W_skip is not None
+    by_set = {(one["set"], one["layer"]): one for one in answer["dictionaries"]}
+    assert len(by_set) == 5 and by_set["tc", 0]["L0"] <= 5
+    assert any("held-out documents" in note for note in answer["notes"])
+
+
+def test_the_same_spec_gives_the_same_dictionaries(place, trained):
+    _, answer = trained
+    again = json.loads(run(place / "spec.yaml", "--out", place / "again", "--threads", 1, "--json").stdout)
+    assert [one["hash"] for one in again["dictionaries"]] == [one["hash"] for one in answer["dictionaries"]]
+
+
+def test_what_is_there_is_not_written_over(place, trained):
+    done = run(place / "spec.yaml", "--out", trained[0], code=1)
+    assert "tc: is there already" in str(done.exception)
+
+
+@pytest.mark.parametrize("sets, told", [
+    ("{reads: mlp.in, latents: 8, gate: {topk: 2}}", "mlp.in cannot be written to"),
+    ("{reads: mlp.in, writes: mlp.out, layers: [3], latents: 8, gate: {topk: 2}}", "has layers 0 to 2"),
+    ("{reads: blocks.1.mlp.hook_in, writes: mlp.out, latents: 8, gate: {topk: 2}}", "names a layer"),
+    ("{reads: mlp.on, latents: 8, gate: {topk: 2}}", "unknown hook 'mlp.on'"),
+    ("{reads: resid_post, layout: circuit-tracer, latents: 8, gate: {topk: 2}}", "expected saelens"),
+    ("{reads: resid_pre, writes: mlp.out, latents: 8, gate: {topk: 2}}", "expected saelens"),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_runs(place, tmp_path, sets, told):
+    spec = place / "wrong.yaml"
+    spec.write_text(HEAD + f"dictionaries:\n  s: {sets}\n")
+    done = run(spec, "--out", tmp_path / "out", code=1)
+    assert told in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_shorter_than_a_context_is_one_error(place, tmp_path):
+    (place / "short.txt").write_text("one")
+    spec = place / "short.yaml"
+    spec.write_text(HEAD.replace("ids.npy", "short.txt") + SETS)
+    done = run(spec, "--out", tmp_path / "out", code=1)
+    assert "\n" not in str(done.exception) and not (tmp_path / "out").exists()

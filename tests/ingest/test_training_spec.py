@@ -1,0 +1,61 @@
+"""Training specs: what is read, and each mistake told with its line."""
+
+import pytest
+
+from ingest.spec_text import SpecError
+from ingest.training_spec import load_training_spec, parse_training_spec
+
+GOOD = """train: 1
+model: model
+corpus: text.jsonl
+tokens: 5000
+dictionaries:
+  tc: {reads: mlp.in, writes: mlp.out, layers: [0, 2-3], latents: 64, gate: {topk: 8}, rate: 1e-3}
+  sae: {reads: resid_post, latents: 32, gate: {jumprelu: 4.5}, optimiser: muon, precision: float16}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "text.jsonl").write_text("{}")
+    return tmp_path
+
+
+def test_a_spec_is_read_with_its_defaults(folder):
+    (folder / "spec.yaml").write_text(GOOD)
+    spec = load_training_spec(folder / "spec.yaml")
+    assert (spec.model, spec.corpus) == (str(folder / "model"), str(folder / "text.jsonl"))
+    assert (spec.tokens, spec.reuse, spec.held_out, spec.context, spec.seed) == (5000, 3.0, 0.1, None, 0)
+    transcoder, autoencoder = spec.dictionaries["tc"], spec.dictionaries["sae"]
+    assert transcoder.layers == (0, 2, 3) and transcoder.gate == ("topk", 8.0) and transcoder.rate == 1e-3
+    assert (
+        autoencoder.layers == "all" and autoencoder.writes is None and autoencoder.gate == ("jumprelu", 4.5)
+    )
+
+
+@pytest.mark.parametrize("line, put, told", [
+    (1, "train: 2", "line 1: train: expected 1, found 2"),
+    (1, "atlas: 1", "line 1: atlas: is a build's spec; atlas build reads it"),
+    (2, "model: nowhere", "line 2: model: nowhere: no such file or directory"),
+    (3, "corpus: 5", "line 3: corpus: expected text, found 5"),
+    (4, "token: 5000", "line 4: token: unknown key; did you mean 'tokens'?"),
+    (4, "tokens: 0", "line 4: tokens: input should be greater than or equal to 1, found 0"),
+    (4, "batch: 200000", "line 4: batch: expected at most the buffer's 131072 rows"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 9}}", "tc.gate.topk: expected at most the 8 latents"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {top: 4}}", "unknown gate 'top'; did you mean 'topk'"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2.5}}", "topk: expected a whole number of latents"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {relu: 0}}", "relu: expected a number above 0, found 0"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: topk}", "expected one of topk, batchtopk, jumprelu, relu"),
+    (6, "  tc: {reads: mlp.out, latents: 8, gate: {topk: 2}, skip: true}", "tc.skip: an autoencoder's skip"),
+    (6, "  tc: {reads: mlp.in, gate: {topk: 2}}", "tc.latents: is missing"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, optimiser: sgd}", "expected 'adam' or 'muon'"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, rate: fast}", "expected a number, found 'fast'"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, write: x}", "did you mean 'writes'"),
+])  # fmt: skip
+def test_each_mistake_is_told_with_its_line(folder, line, put, told):
+    lines = GOOD.splitlines()
+    lines[line - 1] = put
+    with pytest.raises(SpecError) as caught:
+        parse_training_spec("\n".join(lines), base=folder)
+    assert told in str(caught.value)
