@@ -38,6 +38,12 @@ class Games(NamedTuple):
     flipped: NDArray[np.uint64]  # (n, 60) discs that the move turned, the new one not among them
     legal: NDArray[np.uint64]  # (n, 60) where that player may go; 0 once the game is over
 
+    def part(self, lo: int, hi: int) -> Games:
+        """Games lo … hi-1."""
+        return Games(
+            self.tokens[lo:hi], self.mine[lo:hi], self.theirs[lo:hi], self.flipped[lo:hi], self.legal[lo:hi]
+        )
+
     def legal_tokens(self) -> NDArray[np.bool_]:
         """(n, 60, 61): which tokens may come next."""
         bits = (self.legal[..., None] >> SQUARE_OF[1:].astype(np.uint64)) & _U(1)
