@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -101,6 +102,8 @@ CONFIG = {
     "activation_function": "gelu",
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
     "attn_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "resid_pdrop": 0.0,
@@ -173,7 +176,7 @@ def train(options: argparse.Namespace) -> None:
         shown = loss.item() if not shown else 0.98 * shown + 0.02 * loss.item()
         if time.monotonic() - told > options.every:
             told = time.monotonic()
-            inputs, _ = batch_of(Games(*(part[:200] for part in held_out)))
+            inputs, _ = batch_of(held_out.part(0, 200))
             with torch.no_grad():
                 logits = model(inputs)
             legal = torch.from_numpy(held_out.legal_tokens()[:200, :BLOCK])
@@ -210,7 +213,8 @@ def write(model: OthelloGPT, to: Path, record: dict[str, object]) -> None:
     (to / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def main() -> None:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What `train` wants, from a command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
@@ -222,7 +226,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=float, default=60, help="seconds between reports")
     parser.add_argument("--resume", action="store_true")
-    train(parser.parse_args())
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    train(arguments())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""The model card of one Othello-GPT: README.md from figures.json, training.json and pareto.json beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.othello.predicates import KINDS
+
+__all__ = ["card"]
+
+SITES = {
+    "transcoders": "transcoders of the MLPs",
+    "mlp_out": "autoencoders of the MLPs' outputs",
+    "attn_out": "autoencoders of attention's outputs",
+    "embed": "autoencoder of the embedding (square and position)",
+}
+
+
+def card(folder: Path) -> str:
+    """The card of a model's folder."""
+    figures = _read(folder / "figures.json")
+    trained = _read(folder / "training.json")
+    return "\n".join([*_model(figures, trained), *_dictionaries(folder, figures), *_pareto(folder),
+                      *_labels(figures), *_files()]) + "\n"  # fmt: skip
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _model(figures: dict[str, Any], trained: dict[str, Any]) -> Iterator[str]:
+    model = figures["model"]
+    yield f"# Othello-GPT, seed {figures['seed']}, with dictionaries"
+    yield ""
+    yield (
+        "A GPT-2 of 6 layers, 8 heads and width 128 (GELU, learned positions, 61 tokens: 60 squares and a"
+        " pad) that predicts the next move of uniformly random legal Othello games. Trained by"
+        f" `examples/othello/train_model.py` on {trained['games']:,} games in {trained['steps']:,} steps with"
+        " Muon, towards the uniform distribution over the legal moves. All weights are float16; every figure"
+        " below is measured on the files by `examples/othello/make.py`, which writes this card, and"
+        " `tests/examples` measures a sample again."
+    )
+    yield ""
+    yield (
+        f"On {model['games']:,} held-out games ({model['positions']:,} positions from which the game goes on,"
+        f" seed {model['held_out_seed']}):"
+    )
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    yield f"| likeliest move is legal | {_pm(model['legal_top1'], model['legal_top1_se'])} |"
+    yield f"| probability on legal moves | {_pm(model['legal_mass'], model['legal_mass_se'])} |"
+    yield f"| cross-entropy of the moves played | {_pm(model['ce'], model['ce_se'])} nats |"
+    yield ""
+    yield "±: standard error over games."
+
+
+def _dictionaries(folder: Path, figures: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "## Dictionaries"
+    yield ""
+    yield (
+        "Each takes the place of what it describes, everything above it live, on the same games. FVU: share"
+        " of the variance left unexplained. Added: nats to the model's cross-entropy. Recovered:"
+        " (CE zero - CE)/(CE zero - the model's); from mean: the same with the mean in place of zero, the"
+        " stricter measure. Dead: features that fired on none of these positions. Not scored: the pad."
+    )
+    for name, about in SITES.items():
+        rows = [row for row in figures["dictionaries"] if row["set"] == name]
+        record = _read(folder / ("" if name == "transcoders" else "saes") / name / "training.json")
+        gate, k = record["set"]["gate"]
+        yield ""
+        yield f"### {about[0].upper()}{about[1:]}"
+        yield ""
+        yield (
+            f"{rows[0]['latents']:,} features each, {gate} {k:g}; {record['rows_met']:,} rows met of"
+            f" {record['rows_harvested']:,} harvested."
+        )
+        yield ""
+        yield "| layer | L0 | FVU | added CE | recovered | from mean | CE zero | CE mean | dead |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        for row in rows:
+            together = row["layer"] is None
+            fvu = "" if together else _pm(row["fvu"], row["fvu_se"])
+            dead = "" if together else f"{row['dead']} ({row['dead'] / row['latents']:.1%})"
+            yield (
+                f"| {'all at once' if together else row['layer']} | {row['l0']:.1f} | {fvu}"
+                f" | {_pm(row['added'], row['added_se'])} | {_pm(row['recovered'], row['recovered_se'])}"
+                f" | {row['recovered_from_mean']:.4f} | {row['ce_zero']:.3f} | {row['ce_mean']:.3f}"
+                f" | {dead} |"
+            )
+
+
+def _pareto(folder: Path) -> Iterator[str]:
+    if not (folder / "pareto.json").exists():
+        return
+    found = _read(folder / "pareto.json")
+    yield ""
+    yield "## Transcoders against autoencoders of the same MLP"
+    yield ""
+    yield (
+        f"Trained alike by `examples/othello/pareto.py` ({found['rows_met']:,} rows met each, 1,024 features,"
+        f" TopK), measured on {found['games']:,} held-out games. TC: transcoder, AE: autoencoder; difference:"
+        " of what they recover, TC less AE, paired by game."
+    )
+    yield ""
+    yield "![L0 against FVU and cross-entropy recovered](pareto.svg)"
+    yield ""
+    yield "| layer | k | L0 (TC, AE) | FVU TC | FVU AE | recovered TC | recovered AE | difference |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in found["rows"]:
+        tc, sae = row["transcoder"], row["sae"]
+        yield (
+            f"| {row['layer']} | {row['k']} | {tc['l0']:.1f}, {sae['l0']:.1f} | {tc['fvu']:.4f}"
+            f" | {sae['fvu']:.4f} | {tc['recovered']:.4f} | {sae['recovered']:.4f}"
+            f" | {_pm(row['difference'], row['difference_se'], signed=True)} |"
+        )
+    yield ""
+    yield _verdict(found["rows"])
+
+
+def _verdict(rows: Sequence[dict[str, Any]]) -> str:
+    ahead = [row for row in rows if row["difference"] >= 0]
+    told = [row for row in rows if row["difference"] < -2 * row["difference_se"]]
+    fvu = [row for row in rows if row["transcoder"]["fvu"] <= row["sae"]["fvu"]]
+    behind = ", ".join(f"layer {row['layer']} at k {row['k']}" for row in told) or "nowhere"
+    return (
+        f"By cross-entropy recovered the transcoder stands at or above the autoencoder in {len(ahead)} of"
+        f" {len(rows)} pairs, and below it by more than two standard errors {behind}. Its FVU is at or below"
+        f" the autoencoder's in {len(fvu)} of {len(rows)}: an autoencoder is given the very output that it"
+        " returns, a transcoder has to compute it."
+    )
+
+
+def _labels(figures: dict[str, Any]) -> Iterator[str]:
+    labels = figures["labels"]
+    yield ""
+    yield "## What the features tell, by the rules of the game"
+    yield ""
+    yield (
+        "The label of a feature is the one of 368 predicates (the move made, discs turned by it, mine, theirs"
+        " and empty squares, legal moves, as the player to move next sees them) with the best F1, where a"
+        " feature says yes when it is active, or above a share of its maximum if that is better by"
+        f" {labels['clearly']:g} or more. Chosen on {labels['choose']['games']:,} games, measured on"
+        f" {labels['report']['games']:,} others. Chance: F1 of a detector that says yes as often, at random."
+    )
+    yield ""
+    yield "| set | layer | labelled | F1 quartiles | ≥ 0.5 | ≥ 0.7 | ≥ 0.9 | chance, median | thresholds |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, layers in labels["sets"].items():
+        for layer, one in layers.items():
+            quartiles = ", ".join(f"{value:.2f}" for value in one["quartiles"])
+            above = " | ".join(str(one["at_least"][level]) for level in ("0.5", "0.7", "0.9"))
+            yield (
+                f"| {name} | {layer} | {one['labelled']} | {quartiles} | {above} | {one['chance_median']:.2f}"
+                f" | {one['with_threshold']} |"
+            )
+    yield ""
+    yield "Features by the kind of their label, and the median F1 of these:"
+    yield ""
+    yield f"| set | layer | {' | '.join(KINDS)} |"
+    yield "|---|---|" + "---|" * len(KINDS)
+    for name, layers in labels["sets"].items():
+        for layer, one in layers.items():
+            cells = [
+                f"{one['kinds'][kind]['features']} ({one['kinds'][kind]['median']:.2f})"
+                if kind in one["kinds"]
+                else "0"
+                for kind in KINDS
+            ]
+            yield f"| {name} | {layer} | {' | '.join(cells)} |"
+
+
+def _files() -> Iterator[str]:
+    yield ""
+    yield "## Files"
+    yield ""
+    yield (
+        "`model.safetensors`, `config.json`, `tokenizer.json` (words are squares): the model, as Hugging Face"
+        " reads it. `transcoders`: circuit-tracer's layout with `activation: topk`, one file a layer."
+        " `saes`: SAELens' layout, a folder each. `labels`: for `atlas label import`. `figures.json`: what"
+        " this card says, as data."
+    )
+
+
+def _pm(value: float | None, error: float | None, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    return "" if value is None else f"{value:{sign}.4f} ± {error or 0.0:.4f}"
