@@ -1,6 +1,7 @@
 """The files as their own formats define them: opened without our readers, computed in float64 with numpy; and
 the dictionaries of the public formats written again, where those files are at hand."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ import yaml
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 
-from ingest.dictionaries import JumpReLU, TopK, open_set
+from ingest.dictionaries import At, JumpReLU, TopK, open_set
 from ingest.dictionaries.encode import decode, encode
 from ingest.dictionaries.writing import write_circuit_tracer, write_saelens
 from ingest.errors import InputError
@@ -139,6 +140,23 @@ def test_saelens_fields_are_those_of_its_version_6(tmp_path):
         **dict.fromkeys(("W_enc", "W_dec", "W_skip"), "float16"),
         **dict.fromkeys(("b_enc", "b_dec", "threshold"), "float32"),
     }
+
+
+@pytest.mark.parametrize(("site", "reshaped"), [("attn.z", "hook_z"), ("resid_post", "none")])
+def test_heads_side_by_side_are_saelens_hook_z(site, reshaped, tmp_path):
+    folder = write_saelens(tmp_path / "sae", [sae(1, site=site, at=At.MODULE)]).folder
+    config = json.loads((folder / "cfg.json").read_text())
+    assert config["reshape_activations"] == reshaped
+    assert "model_class_name" not in config["metadata"]
+
+
+def test_encoder_and_decoder_may_be_one_tensor(tmp_path):
+    one = sae(b_in="b_out")
+    tied = dataclasses.replace(one.writes[0], W_dec=one.encoders[0].W_enc)
+    one = dataclasses.replace(one, writes=(tied,))
+    check(saelens(write_saelens(tmp_path / "sae", [one]).folder), one)
+    tied = dataclasses.replace(made(0), writes=(dataclasses.replace(tied, layer=0, site="mlp"),))
+    check(circuit_tracer(write_circuit_tracer(tmp_path / "set", [tied]).folder, 0), tied)
 
 
 # --- the public formats, written again ----------------------------------------------------------------------
