@@ -32,6 +32,7 @@ COMMANDS = {
         "atlas.cli.evaluate",
         "Measure dictionaries on text: variance, cross-entropy, dead features.",
     ),
+    "sheet": ("atlas.cli.sheet", "Judge features of two dictionaries blindly, then count."),
     "picture": ("atlas.cli.picture", "Draw a feature's neighbourhood, or a map of the atlas, as SVG."),
     "query": ("atlas.cli.query", "Ask in Cypher (read-only)."),
     "export": ("atlas.cli.export", "Write Parquet, CSV or GraphML."),
