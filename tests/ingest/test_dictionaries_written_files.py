@@ -151,12 +151,12 @@ def test_heads_side_by_side_are_saelens_hook_z(site, reshaped, tmp_path):
 
 
 def test_encoder_and_decoder_may_be_one_tensor(tmp_path):
-    one = sae(b_in="b_out")
-    tied = dataclasses.replace(one.writes[0], W_dec=one.encoders[0].W_enc)
-    one = dataclasses.replace(one, writes=(tied,))
-    check(saelens(write_saelens(tmp_path / "sae", [one]).folder), one)
-    tied = dataclasses.replace(made(0), writes=(dataclasses.replace(tied, layer=0, site="mlp"),))
-    check(circuit_tracer(write_circuit_tracer(tmp_path / "set", [tied]).folder, 0), tied)
+    def tied(one):
+        write = dataclasses.replace(one.writes[0], W_dec=one.encoders[0].W_enc)
+        return dataclasses.replace(one, writes=(write,))
+
+    check(saelens(write_saelens(tmp_path / "sae", [tied(sae(b_in="b_out"))]).folder), tied(sae(b_in="b_out")))
+    check(circuit_tracer(write_circuit_tracer(tmp_path / "set", [tied(made(0))]).folder, 0), tied(made(0)))
 
 
 # --- the public formats, written again ----------------------------------------------------------------------
