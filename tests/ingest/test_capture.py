@@ -174,6 +174,40 @@ def test_layers_below_the_start_are_not_computed(opened):
     assert ran == [2]
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_in_bfloat16_the_model_is_near_and_dictionaries_are_exact(opened, name):
+    model, key, point = opened(name), (1, Read("mlp.in", GAIN)), (1, "mlp", At.MODULE)
+    exact, rough = (capture(model, TOKENS, [key], [point], autocast=mixed) for mixed in (False, True))
+    for one, other in ((exact.inputs[key], rough.inputs[key]), (exact.outputs[point], rough.outputs[point])):
+        assert other.dtype == torch.float32
+        close(other, one, 0.1)
+        assert not torch.equal(other, one)
+    one = latents(1, key[1], [point], 7)
+    seen = []
+
+    def change(own, inputs):
+        seen.append((inputs[key], in_place([one]).replace[point](own, inputs)))
+        return seen[0][1]
+
+    logits_with(model, TOKENS, {point: change}, [key], autocast=True)
+    x, out = seen[0]
+    assert torch.equal(out, decode(one, encode(one, x), x)[0])  # no product of it in bfloat16
+
+
+def test_a_dictionary_of_the_folded_model_is_given_what_that_model_has():
+    """There streams and branch outputs have mean 0; behind the norm they have it anyway."""
+    make = torch.Generator().manual_seed(0)
+    y = torch.randn(2, 5, 32, generator=make) + 3
+    sae = latents(1, Read("mlp.out", Space.BRANCH_OUTPUT), [(1, "mlp", At.STREAM)], 1)
+    stream = latents(1, Read("mlp.in", RAW), [(1, "mlp", At.STREAM)], 2)
+    normal = latents(1, Read("mlp.in", NORMALISED), [(1, "mlp", At.STREAM)], 3)
+    point, inputs = (1, "mlp", At.STREAM), {(1, stream.read): y, (1, normal.read): y}
+    centred = y - y.mean(-1, keepdim=True)
+    for one, x in ((sae, centred), (stream, centred), (normal, y)):
+        found = in_place([one], centred=True).replace[point](y, inputs)
+        assert torch.equal(found, decode(one, encode(one, x), x)[0])
+
+
 def test_positions_that_are_not_scored_keep_the_models_own_value(opened):
     model = opened("gpt2")
     scored = torch.ones(TOKENS.shape, dtype=torch.bool)

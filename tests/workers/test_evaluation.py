@@ -238,6 +238,30 @@ def test_an_autoencoder_and_a_transcoder_of_one_mlp_are_compared(models, tmp_pat
     assert fvu.estimate.value == pytest.approx(b.fvu.value - a.fvu.value)
 
 
+def test_outputs_of_the_folded_model_are_compared_without_their_mean(models, tmp_path):
+    """A LayerNorm takes the mean over components off whatever reads the stream: the folded model has none."""
+    model, rows = models("gpt2"), contexts()
+    plain = random_set(tmp_path, model, "tc", {1: 1})
+    folded = dataclasses.replace(plain, name="folded", layout=dataclasses.replace(plain.layout, folded=True))
+    found = evaluate(model, [plain, folded], rows)
+    ids = torch.from_numpy(rows.tokens).long()
+    outputs = []
+    hf = tiny_model("gpt2")
+    hf.transformer.h[1].mlp.register_forward_hook(lambda _, args, out: outputs.append((args[0], out)))
+    with torch.no_grad():
+        hf(ids)
+    x, y = (one[:, 1:].reshape(-1, 32).double() for one in outputs[0])
+    one = plain.load(1)
+    out = (x @ one.encoders[0].W_enc.double().T + one.encoders[0].b_enc).relu() @ one.writes[0].W_dec.double()
+    out = out + one.writes[0].b_out
+    centred = y - y.mean(-1, keepdim=True)
+    for figures, target in zip(found.sets, (y, centred), strict=True):
+        fvu = (target - out).pow(2).sum() / (target - target.mean(0)).pow(2).sum()
+        assert figures.layers[0].fvu.value == pytest.approx(float(fvu), rel=1e-4)
+    a, b = (figures.layers[0] for figures in found.sets)
+    assert a.ce == b.ce  # what is put in place is the same
+
+
 # --- estimates ----------------------------------------------------------------------------------------------
 
 
