@@ -63,8 +63,9 @@ def _dictionaries(folder: Path, figures: dict[str, Any]) -> Iterator[str]:
     yield "## Dictionaries"
     yield ""
     yield (
-        "Each takes the place of what it describes, everything above it live, on the same games. FVU: share"
-        " of the variance left unexplained. Added: nats to the model's cross-entropy. Recovered:"
+        "Each takes the place of what it describes, everything above it live, on the first"
+        f" {figures['in_place']['games']:,} of these games ({figures['in_place']['positions']:,} positions)."
+        " FVU: share of the variance left unexplained. Added: nats to the model's cross-entropy. Recovered:"
         " (CE zero - CE)/(CE zero - the model's); from mean: the same with the mean in place of zero, the"
         " stricter measure. Dead: features that fired on none of these positions. Not scored: the pad."
     )
@@ -76,8 +77,9 @@ def _dictionaries(folder: Path, figures: dict[str, Any]) -> Iterator[str]:
         yield f"### {about[0].upper()}{about[1:]}"
         yield ""
         yield (
-            f"{rows[0]['latents']:,} features each, {gate} {k:g}; {record['rows_met']:,} rows met of"
-            f" {record['rows_harvested']:,} harvested."
+            f"{rows[0]['latents']:,} features each, {gate} {k:g}"
+            f"{', a linear path beside them' if record['set']['skip'] else ''};"
+            f" {record['rows_met']:,} rows met of {record['rows_harvested']:,} harvested."
         )
         yield ""
         yield "| layer | L0 | FVU | added CE | recovered | from mean | CE zero | CE mean | dead |"
@@ -98,40 +100,42 @@ def _pareto(folder: Path) -> Iterator[str]:
     if not (folder / "pareto.json").exists():
         return
     found = _read(folder / "pareto.json")
+    rows = found["rows"]
     yield ""
     yield "## Transcoders against autoencoders of the same MLP"
     yield ""
     yield (
         f"Trained alike by `examples/othello/pareto.py` ({found['rows_met']:,} rows met each, 1,024 features,"
-        f" TopK), measured on {found['games']:,} held-out games. TC: transcoder, AE: autoencoder; difference:"
-        " of what they recover, TC less AE, paired by game."
+        f" TopK), measured on {found['games']:,} held-out games. Difference: of the cross-entropy recovered,"
+        " to the autoencoder's, paired by game."
     )
     yield ""
     yield "![L0 against FVU and cross-entropy recovered](pareto.svg)"
     yield ""
-    yield "| layer | k | L0 (TC, AE) | FVU TC | FVU AE | recovered TC | recovered AE | difference |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in found["rows"]:
-        tc, sae = row["transcoder"], row["sae"]
+    yield "| layer | L0 | | FVU | recovered | difference | dead |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        difference = _pm(row.get("difference"), row.get("difference_se"), signed=True)
         yield (
-            f"| {row['layer']} | {row['k']} | {tc['l0']:.1f}, {sae['l0']:.1f} | {tc['fvu']:.4f}"
-            f" | {sae['fvu']:.4f} | {tc['recovered']:.4f} | {sae['recovered']:.4f}"
-            f" | {_pm(row['difference'], row['difference_se'], signed=True)} |"
+            f"| {row['layer']} | {row['l0']:.1f} | {row['kind']} | {row['fvu']:.4f} | {row['recovered']:.4f}"
+            f" | {difference} | {row['dead']} |"
         )
-    yield ""
-    yield _verdict(found["rows"])
+    for kind in ("transcoder", "skip-transcoder"):
+        yield ""
+        yield _verdict(kind, rows)
 
 
-def _verdict(rows: Sequence[dict[str, Any]]) -> str:
-    ahead = [row for row in rows if row["difference"] >= 0]
-    told = [row for row in rows if row["difference"] < -2 * row["difference_se"]]
-    fvu = [row for row in rows if row["transcoder"]["fvu"] <= row["sae"]["fvu"]]
-    behind = ", ".join(f"layer {row['layer']} at k {row['k']}" for row in told) or "nowhere"
+def _verdict(kind: str, rows: Sequence[dict[str, Any]]) -> str:
+    own = [row for row in rows if row["kind"] == kind]
+    saes = {(row["layer"], row["k"]): row for row in rows if row["kind"] == "autoencoder"}
+    ahead = [row for row in own if row["difference"] >= 0]
+    below = [row for row in own if row["fvu"] <= saes[row["layer"], row["k"]]["fvu"]]
+    behind = [row for row in own if row["difference"] < -2 * row["difference_se"]]
+    where = ", ".join(f"layer {row['layer']} at k {row['k']}" for row in behind) or "nowhere"
     return (
-        f"By cross-entropy recovered the transcoder stands at or above the autoencoder in {len(ahead)} of"
-        f" {len(rows)} pairs, and below it by more than two standard errors {behind}. Its FVU is at or below"
-        f" the autoencoder's in {len(fvu)} of {len(rows)}: an autoencoder is given the very output that it"
-        " returns, a transcoder has to compute it."
+        f"A {kind} stands at or above the autoencoder by cross-entropy recovered in {len(ahead)} of"
+        f" {len(own)} pairs, and below it by more than two standard errors: {where}. Its FVU is at or below"
+        f" the autoencoder's in {len(below)} of {len(own)}."
     )
 
 
@@ -146,17 +150,19 @@ def _labels(figures: dict[str, Any]) -> Iterator[str]:
         " feature says yes when it is active, or above a share of its maximum if that is better by"
         f" {labels['clearly']:g} or more. Chosen on {labels['choose']['games']:,} games, measured on"
         f" {labels['report']['games']:,} others. Chance: F1 of a detector that says yes as often, at random."
+        f" Named: F1 at least {labels['named']:g} and {labels['beyond_chance']:g} times chance's; the others"
+        " get no name in an atlas."
     )
     yield ""
-    yield "| set | layer | labelled | F1 quartiles | ≥ 0.5 | ≥ 0.7 | ≥ 0.9 | chance, median | thresholds |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| set | layer | live | named | F1 quartiles | ≥ 0.5 | ≥ 0.7 | ≥ 0.9 | by chance | thresholds |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, layers in labels["sets"].items():
         for layer, one in layers.items():
             quartiles = ", ".join(f"{value:.2f}" for value in one["quartiles"])
             above = " | ".join(str(one["at_least"][level]) for level in ("0.5", "0.7", "0.9"))
             yield (
-                f"| {name} | {layer} | {one['labelled']} | {quartiles} | {above} | {one['chance_median']:.2f}"
-                f" | {one['with_threshold']} |"
+                f"| {name} | {layer} | {one['live']} | {one['named']} | {quartiles} | {above}"
+                f" | {one['chance_median']:.2f} | {one['with_threshold']} |"
             )
     yield ""
     yield "Features by the kind of their label, and the median F1 of these:"

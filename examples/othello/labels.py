@@ -8,7 +8,7 @@ FN counted over positions of games,
 t is 0 (active at all), or the one of `FRACTIONS` whose best F1 is higher by `CLEARLY` or more. Predicate
 and t are chosen on one sample of games, the figures are of another. `chance` is the F1 of a detector that
 says yes as often, at random: 2pq/(p + q) for a predicate true of the share p of positions and a feature that
-says yes on q.
+says yes on q. A name is only what has an F1 of `NAMED` and `BEYOND_CHANCE` times chance's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ __all__ = [
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # of a feature's maximum
 CLEARLY = 0.05
+NAMED, BEYOND_CHANCE = 0.3, 1.5  # the F1 of a name: at least, and so many times chance's
 READ = 59  # tokens
 GAMES_AT_ONCE = 64
 COLUMNS = (
@@ -89,9 +90,14 @@ class Label:
         return kind_of(self.predicate)
 
     @property
+    def tells(self) -> bool:
+        """Whether the predicate is a name for the feature at all."""
+        return self.f1 >= NAMED and self.f1 >= BEYOND_CHANCE * self.chance
+
+    @property
     def text(self) -> str:
-        """`theirs d3 (F1 0.92)`."""
-        return f"{self.predicate} (F1 {self.f1:.2f})"
+        """`theirs d3 (F1 0.92)`; nothing where no predicate tells what the feature is."""
+        return f"{self.predicate} (F1 {self.f1:.2f})" if self.tells else ""
 
 
 def labelled(
@@ -214,7 +220,8 @@ def _tiles(
 
 
 def write_labels(to: Path, keys: Mapping[int, str], labels: Mapping[int, Sequence[Label]]) -> None:
-    """A CSV for `atlas label import`: by layer, the dictionary's key and its labels."""
+    """A CSV for `atlas label import`: by layer, the dictionary's key and its labels. Features without a name
+    have their best predicate and its figures all the same; their label is empty, and no import takes it."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

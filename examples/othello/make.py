@@ -25,7 +25,7 @@ from examples.othello import train_model
 from examples.othello.card import card
 from examples.othello.game import SQUARE_OF, square_name
 from examples.othello.games import write_games
-from examples.othello.labels import CLEARLY, FRACTIONS, write_labels
+from examples.othello.labels import BEYOND_CHANCE, CLEARLY, FRACTIONS, NAMED, write_labels
 from examples.othello.measure import (
     CHOOSE_SEED,
     MODEL,
@@ -44,8 +44,8 @@ from ingest.training_spec import TrainingSpec, parse_training_spec
 from workers.training.run import Progress
 
 HERE = Path(__file__).parent
-GAMES, GAMES_SEED = 22_000, 4_000_000  # that dictionaries are trained on; seed N: GAMES_SEED + N
-HELD_OUT, LABEL_GAMES = 1000, 1000
+GAMES, GAMES_SEED = 18_000, 4_000_000  # that dictionaries are trained on; seed N: GAMES_SEED + N
+HELD_OUT, IN_PLACE, LABEL_GAMES = 1000, 300, 500  # of legal moves; of dictionaries; of each sample of labels
 PARTS = ("transcoders", "saes")
 
 
@@ -119,7 +119,7 @@ def measure(to: Path, seed: int) -> None:
     sets = open_sets(to, model)
     games = held_out(HELD_OUT)
     legal = legal_moves(model, games)
-    found = measured(model, sets, games)
+    found = measured(model, sets, games.part(0, IN_PLACE))
     labels = shipped_labels(model, sets, LABEL_GAMES, LABEL_GAMES)
     for one in sets:
         keys = {layer: one.key(layer) for layer in one.layers}
@@ -138,12 +138,15 @@ def measure(to: Path, seed: int) -> None:
             "ce": found.ce.value,
             "ce_se": found.ce.se,
         },
+        "in_place": {"games": found.contexts, "positions": found.tokens},
         "dictionaries": list(dictionary_rows(found)),
         "labels": {
             "choose": {"seed": CHOOSE_SEED, "games": LABEL_GAMES},
             "report": {"seed": REPORT_SEED, "games": LABEL_GAMES},
             "fractions": FRACTIONS,
             "clearly": CLEARLY,
+            "named": NAMED,
+            "beyond_chance": BEYOND_CHANCE,
             "sets": {
                 name: {str(layer): label_figures(some) for layer, some in layers.items()}
                 for name, layers in labels.items()

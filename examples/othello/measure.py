@@ -162,7 +162,8 @@ def label_figures(labels: Sequence[Label]) -> dict[str, Any]:
     f1 = np.array([one.f1 for one in labels])
     kinds = {kind: [one.f1 for one in labels if one.kind == kind] for kind in KINDS}
     return {
-        "labelled": len(labels),
+        "live": len(labels),
+        "named": sum(one.tells for one in labels),
         "quartiles": [float(value) for value in np.quantile(f1, (0.25, 0.5, 0.75))],
         "at_least": {f"{level:g}": int((f1 >= level).sum()) for level in (0.5, 0.7, 0.9)},
         "chance_median": float(np.median([one.chance for one in labels])),

@@ -29,8 +29,9 @@ from ingest.models import open_model
 from workers.evaluation import Evaluation, LayerFigures
 
 KS, LAYERS = (8, 16, 32), (1, 4)
-TOKENS, REUSE, RATE = 500_000, 3, 3e-3
-GAMES_MEASURED = 500
+KINDS = {"sae": "autoencoder", "tc": "transcoder", "skip": "skip-transcoder"}
+TOKENS, REUSE, BUFFER, RATE = 500_000, 2, 100_000, 3e-3
+GAMES_MEASURED = 200
 
 
 def main() -> None:
@@ -52,19 +53,19 @@ def main() -> None:
 
 
 def compare(to: Path, seed: int, work: Path, threads: int) -> tuple[list[Evaluation], int]:
-    """All trained in one run; for each k the autoencoders and the transcoders measured. And the rows met by
-    each."""
+    """All trained in one run; for each k every kind measured. And the rows met by each."""
     write_games(work / "games.npy", GAMES, GAMES_SEED + seed)
-    names = {k: (f"autoencoder, k {k}", f"transcoder, k {k}") for k in KS}
-    entries = {f"{kind}_{k}": _entry(kind, k) for k in KS for kind in ("sae", "tc")}
-    spec = training_spec(to, work / "games.npy", seed, tokens=TOKENS, reuse=REUSE, dictionaries=entries)
+    entries = {f"{kind}_{k}": _entry(kind, k) for k in KS for kind in KINDS}
+    spec = training_spec(
+        to, work / "games.npy", seed, tokens=TOKENS, reuse=REUSE, buffer=BUFFER, dictionaries=entries
+    )
     trained = run_training(spec, work / "sets", threads=threads)
     model, games = open_model(to, name=MODEL), held_out(GAMES_MEASURED)
     found = []
     for k in KS:
-        folders = work / "sets" / f"sae_{k}", work / "sets" / f"tc_{k}"
         sets = [
-            open_set(folder, name=name, model=model) for folder, name in zip(folders, names[k], strict=True)
+            open_set(work / "sets" / f"{kind}_{k}", name=f"{name}, k {k}", model=model)
+            for kind, name in KINDS.items()
         ]
         found.append(measured(model, sets, games))
     return found, trained.met
@@ -73,22 +74,23 @@ def compare(to: Path, seed: int, work: Path, threads: int) -> tuple[list[Evaluat
 def _entry(kind: str, k: int) -> dict[str, Any]:
     entry = {"latents": 1024, "gate": {"topk": k}, "rate": RATE, "layers": list(LAYERS)}
     place = {"reads": "mlp.out"} if kind == "sae" else {"reads": "mlp.in", "writes": "mlp.out"}
-    return entry | place | {"precision": "float16"}
+    return entry | place | {"precision": "float16", "skip": kind == "skip"}
 
 
 def _rows(found: Evaluation) -> Iterator[dict[str, Any]]:
-    """Autoencoder and transcoder of each layer; their difference is paired by game."""
-    saes, transcoders = found.sets
-    paired = {one.layer: one.estimate for one in found.differences if one.quantity == "recovered"}
-    for sae, tc in zip(saes.layers, transcoders.layers, strict=True):
-        yield {
-            "layer": tc.layer,
-            "k": int(transcoders.name.split()[-1]),
-            "transcoder": _point(tc),
-            "sae": _point(sae),
-            "difference": paired[tc.layer].value,
-            "difference_se": paired[tc.layer].se,
-        }
+    """Each kind at each layer; differences to the autoencoder, the first, are paired by game."""
+    paired = {
+        (one.second, one.layer): one.estimate for one in found.differences if one.quantity == "recovered"
+    }
+    for layer in LAYERS:
+        for one in found.sets:
+            kind, _, k = one.name.partition(", k ")
+            row = {"layer": layer, "k": int(k), "kind": kind}
+            row |= _point(next(figures for figures in one.layers if figures.layer == layer))
+            if (one.name, layer) in paired:
+                difference = paired[one.name, layer]
+                row |= {"difference": difference.value, "difference_se": difference.se}
+            yield row
 
 
 def _point(one: LayerFigures) -> dict[str, Any]:

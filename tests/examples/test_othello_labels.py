@@ -1,6 +1,7 @@
 """Labels: counts against whole matrices, the choice of predicate and threshold, figures of other games."""
 
 import csv
+import dataclasses
 
 import numpy as np
 import pytest
@@ -106,6 +107,8 @@ def test_figures_are_those_of_the_other_games():
     assert (one.precision, one.recall, one.f1) == pytest.approx((30 / 50, 30 / 60, 60 / 110))
     assert (one.active, one.chance) == pytest.approx((0.05, 2 * 0.05 * 0.06 / 0.11))
     assert one.text == "mine c5 (F1 0.55)"
+    assert not dataclasses.replace(one, f1=0.29).text
+    assert not dataclasses.replace(one, chance=0.4).text  # as good as at random, nearly
 
 
 def test_a_detector_of_a_square_is_found(model, tmp_path):
