@@ -7,9 +7,10 @@ documents' part, the hashes of model and dictionaries, and the figures of the ru
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import torch
 from atlas.answers import Answer, Table
 from ingest.contexts import Contexts, make_contexts
 from ingest.corpora import open_corpus
-from ingest.dictionaries import Dictionary, open_set
-from ingest.dictionaries.encode import decode, encode
+from ingest.dictionaries import Dictionary, ScalarThreshold, TopK, open_set
+from ingest.dictionaries.encode import decode, encode, pre_activations
 from ingest.dictionaries.hooks import read_hook, write_hook
 from ingest.dictionaries.types import At, Read
 from ingest.dictionaries.writing import write_circuit_tracer, write_saelens
@@ -30,7 +31,7 @@ from ingest.models.tokenizer import open_tokenizer
 from ingest.training_spec import SetSection, TrainingSpec
 from workers.training.coder import BatchTopKGate, GateSpec, JumpReLUGate, ReLUGate, TopKGate
 from workers.training.run import Progress, TrainingPlan, train
-from workers.training.stream import Harvest
+from workers.training.stream import Harvest, Source
 from workers.training.trainee import Job, Trainee
 
 __all__ = ["Trained", "TrainedDictionary", "run_training", "training_plan"]
@@ -175,7 +176,7 @@ def run_training(
     )
     for name, entry in spec.dictionaries.items():
         mine = [trainee for trainee in run.trainees if trainee.job.set == name]
-        folder, said = _written(out / name, entry, mine, model)
+        folder, said = _written(out / name, entry, mine, model, rows.values)
         notes += [note for note in said if note not in notes]
         opened = open_set(folder, name=name, model=model)
         for trainee in mine:
@@ -258,13 +259,49 @@ def _contexts(spec: TrainingSpec, model: ResidualModel, part: str, limit: int | 
 
 
 def _written(
-    folder: Path, entry: SetSection, trainees: Sequence[Trainee], model: ResidualModel
+    folder: Path,
+    entry: SetSection,
+    trainees: Sequence[Trainee],
+    model: ResidualModel,
+    rows: Mapping[Source, torch.Tensor],
 ) -> tuple[Path, tuple[str, ...]]:
     dictionaries = [trainee.dictionary() for trainee in trainees]
     extra = {"model_name": model.name, "model_hash": model.hash}
-    write: Any = write_circuit_tracer if _layout(entry) == "circuit-tracer" else write_saelens
-    written = write(folder, dictionaries, dtype=entry.precision, extra=extra)
-    return written.folder, written.notes
+    saelens = _layout(entry) == "saelens"
+    thresholds, said = None, tuple[str, ...]()
+    # SAELens has no transcoder with a TopK, circuit-tracer itself none at all.
+    if entry.write_as or (saelens and entry.writes is not None and entry.gate[0] == "topk"):
+        thresholds = {
+            found.layer: _threshold(found, rows[trainee.job.sources[0]])
+            for found, trainee in zip(dictionaries, trainees, strict=True)
+        }
+        if saelens:
+            dictionaries = [
+                dataclasses.replace(found, gate=ScalarThreshold(float(thresholds[found.layer])))
+                for found in dictionaries
+            ]
+            said = (
+                f"{folder.name}: SAELens has no transcoder with a TopK: written with one threshold, at which the"
+                f" mean L0 on held-out text is {int(entry.gate[1])}",
+            )
+    given: dict[str, Any] = {"dtype": entry.precision, "extra": extra, "facts": model.facts}
+    if saelens:
+        written = write_saelens(folder, dictionaries, **given)
+    else:
+        how: Any = {"topk": "jumprelu", "thresholds": thresholds} if thresholds else {}
+        written = write_circuit_tracer(folder, dictionaries, **given, **how)
+    return written.folder, (*said, *written.notes)
+
+
+def _threshold(dictionary: Dictionary, x: torch.Tensor) -> torch.Tensor:
+    """The one threshold that lets through as many latents of these rows as TopK does, on average."""
+    assert isinstance(dictionary.gate, TopK)
+    k, above = dictionary.gate.k, []
+    for lo in range(0, len(x), 2048):
+        pre = pre_activations(dictionary, x[lo : lo + 2048])["in"]
+        above.append(pre.topk(min(4 * k, dictionary.size)).values.relu().flatten())
+    values = torch.cat(above).sort(descending=True).values
+    return values[min(k * len(x), len(values) - 1)]
 
 
 def _measured(

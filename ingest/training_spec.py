@@ -78,6 +78,7 @@ class SetSection(_Section):
     optimiser: Literal["adam", "muon"] = "adam"
     layout: Literal["circuit-tracer", "saelens"] | None = None  # default: by the site
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    write_as: Literal["jumprelu"] | None = None  # a TopK by one threshold, for programs that know no TopK
 
 
 class _File(_Section):
@@ -167,6 +168,9 @@ def _set_mistakes(text: SpecText, file: _File) -> list[Mistake]:
         if kind != "relu" and number > entry.latents:
             why = f"expected at most the {entry.latents} latents, found {number:g}"
             mistakes.append(text.mistake(("dictionaries", name, "gate", kind), why))
+        if entry.write_as and kind != "topk":
+            why = f"turns a topk into a jumprelu; expected to be left out of a {kind}"
+            mistakes.append(text.mistake(("dictionaries", name, "write_as"), why))
         if entry.skip and entry.writes is None:
             why = "an autoencoder's skip would copy its input; expected writes beside it, or no skip"
             mistakes.append(text.mistake(("dictionaries", name, "skip"), why))

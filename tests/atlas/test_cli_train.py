@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from atlas.cli.program import program
-from ingest.dictionaries import TopK, open_set
+from ingest.dictionaries import JumpReLU, TopK, open_set
 from ingest.models import open_model
 from tests.atlas.tiny_source import write_model
 
@@ -80,6 +80,26 @@ def test_the_same_spec_gives_the_same_dictionaries(place, trained):
 def test_what_is_there_is_not_written_over(place, trained):
     done = run(place / "spec.yaml", "--out", trained[0], code=1)
     assert "tc: is there already" in str(done.exception)
+
+
+def test_a_topk_can_be_written_as_one_threshold(place, tmp_path):
+    spec = place / "threshold.yaml"
+    common = "reads: mlp.in, writes: mlp.out, layers: [1], latents: 40, gate: {topk: 5}"
+    spec.write_text(
+        HEAD + "dictionaries:\n"
+        f"  ct: {{{common}, write_as: jumprelu}}\n  sl: {{{common}, layout: saelens}}\n  tk: {{{common}}}\n"
+    )
+    answer = json.loads(run(spec, "--out", tmp_path / "out", "--threads", 1, "--json").stdout)
+    model = open_model(place / "model", check=False)
+    found = {
+        name: open_set(tmp_path / "out" / name, name=name, model=model).load(1) for name in ("ct", "sl", "tk")
+    }
+    assert [type(one.gate) for one in found.values()] == [JumpReLU, JumpReLU, TopK]
+    assert torch.equal(found["ct"].gate.threshold, found["sl"].gate.threshold)
+    for one in answer["dictionaries"]:
+        assert one["L0"] == pytest.approx(5, abs=0.3)
+    told = " ".join(answer["notes"])
+    assert "threshold" in told
 
 
 @pytest.mark.parametrize("sets, told", [
