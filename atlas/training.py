@@ -281,8 +281,8 @@ def _written(
                 for found in dictionaries
             ]
             said = (
-                f"{folder.name}: SAELens has no transcoder with a TopK: written with one threshold, at which the"
-                f" mean L0 on held-out text is {int(entry.gate[1])}",
+                f"{folder.name}: SAELens has no transcoder with a TopK: written with one threshold, at which"
+                f" the mean L0 on held-out text is {int(entry.gate[1])}",
             )
     given: dict[str, Any] = {"dtype": entry.precision, "extra": extra, "facts": model.facts}
     if saelens:
