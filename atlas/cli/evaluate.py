@@ -62,7 +62,7 @@ def evaluate(
 
     \b
     atlas evaluate --model smollm2.gguf --dictionaries transcoders --text corpus.jsonl
-    atlas evaluate --model othello --dictionaries tc --dictionaries sae --text games.npy --to pareto.svg
+    atlas evaluate --model othello --dictionaries tc --dictionaries sae --text games.npy --to it.svg
     """
     from atlas.cli.build import spec_of
     from atlas.cli.progress import counting
