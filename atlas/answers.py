@@ -13,7 +13,7 @@ from typing import Any
 
 from atlas.store.result import Result
 
-__all__ = ["Answer", "Table", "visible"]
+__all__ = ["Answer", "Table", "brief", "printable", "visible"]
 
 
 def visible(text: str) -> str:
@@ -25,19 +25,45 @@ def visible(text: str) -> str:
     return repr(text)  # escapes what is not printable: controls, bidirectional marks, lone surrogates
 
 
+def printable(text: str) -> str:
+    """The same without quotes: for texts in which spaces do not matter."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def brief(text: str, most: int = 60) -> str:
+    """A label in a line: its beginning, with nothing in it that a terminal would act on.
+
+    >>> print(brief("about" + chr(10) + "colours"), brief("a" * 99, 5))
+    about\\ncolours aaaa…
+    """
+    said = printable(text)
+    return said if len(said) <= most else said[: most - 1] + "…"
+
+
 @dataclass(frozen=True)
 class Table(Result):
-    """Rows under named columns, with a title and, for people, notes about them."""
+    """Rows under named columns, with a title and, for people, notes about them.
+
+    below: columns of labels, with the column under whose values people see them, and the rows' JSON beside.
+    """
 
     title: str = ""
     notes: tuple[str, ...] = ()
+    below: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(
-        cls, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, notes: Iterable[str] = ()
+        cls,
+        title: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        *,
+        notes: Iterable[str] = (),
+        below: Mapping[str, str] | None = None,
     ) -> Table:
         """A table of any rows."""
-        return cls(tuple(columns), tuple(tuple(row) for row in rows), title, tuple(notes))
+        given = tuple((below or {}).items())
+        return cls(tuple(columns), tuple(tuple(row) for row in rows), title, tuple(notes), given)
 
     def __repr__(self) -> str:
         from atlas.rendering import as_text
@@ -47,11 +73,14 @@ class Table(Result):
     def _repr_html_(self) -> str:
         from atlas.rendering import cell
 
-        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        labels = dict(self.below)
+        shown = [
+            i for i, column in enumerate(self.columns)
+            if column not in labels or any(row[i] is not None for row in self.rows)
+        ]  # fmt: skip
+        head = "".join(f"<th>{escape(self.columns[i])}</th>" for i in shown)
         body = "".join(
-            "<tr>"
-            + "".join(f"<td>{escape(cell(c, v))}</td>" for c, v in zip(self.columns, row, strict=True))
-            + "</tr>"
+            "<tr>" + "".join(f"<td>{escape(cell(self.columns[i], row[i]))}</td>" for i in shown) + "</tr>"
             for row in self.rows
         )
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
@@ -80,7 +109,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         facts = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>"
+            f"<tr><td>{escape(name)}</td><td>{escape(printable(str(value)))}</td></tr>"
             for name, value in self.facts.items()
         )
         tables = "".join(table._repr_html_() for table in self.tables.values())

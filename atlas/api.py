@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atlas import lookups
-from atlas.answers import Answer, Table
+from atlas.answers import Answer, Table, brief
 from atlas.errors import AtlasError
 from atlas.keys import (
     DictionaryName,
@@ -124,6 +124,16 @@ class Atlas:
         nearest tokens.
         """
         return lookups.search_answer(self.store, token, limit)
+
+    def search_labels(self, text: str, limit: int = 10) -> Answer:
+        """The features whose label has a text in it, whatever its case, best score first."""
+        return lookups.labelled_answer(self.store, text, limit)
+
+    def labels(self, key: str | None = None) -> Table:
+        """The imports of labels; with a feature's key, every label of that feature. Raises AtlasError."""
+        from atlas.labels import imports, labels_of_feature
+
+        return imports(self) if key is None else labels_of_feature(self, key)
 
     def head(self, key: str, limit: int = 20, *, by: str = "weight") -> Answer:
         """A head's strongest pairs, by "weight" or "z", and its share by source and target layer.
@@ -245,7 +255,7 @@ class Feature:
         raise AttributeError(f"Feature has no {name}")
 
     def __repr__(self) -> str:
-        label = f": {self.label}" if self.label else ""
+        label = f": {brief(self.label)}" if self.label else ""
         return f"Feature {self.key}{f' ({self.short})' if self.short else ''}{label}"
 
     def _repr_html_(self) -> str:

@@ -65,6 +65,22 @@ ARTIFACT_TABLES: dict[str, ArtifactTable] = {
             ),
         ),
         ArtifactTable(
+            "labels",
+            "Feature",
+            "One row for each label of an import. Rank 1 fills `label`, `label_source` and `label_score`, of"
+            " several imports the last one's.",
+            (
+                Column("dictionary", Kind.NAME, "hash of the dictionary"),
+                Column("number", Kind.INT, "the feature's row in the dictionary"),
+                Column("rank", Kind.SMALL_INT, "1, 2 … of a feature: by score, then as in the file"),
+                Column("label", Kind.STRING, "the text"),
+                Column("label_source", Kind.NAME, "who gave it"),
+                Column("label_score", Kind.DOUBLE, "the score by which labels are ranked", nullable=True),
+                Column("scores", Kind.STRING, "all its scores by name, as JSON", nullable=True),
+                Column("author", Kind.NAME, "the model and the method that wrote it", nullable=True),
+            ),
+        ),
+        ArtifactTable(
             "heads",
             "Head",
             "One row for each head.",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from workers.plan import Report
     from workers.progress import Display
 
-__all__ = ["Built", "Watch", "build", "check_place", "open_sources", "run_hash"]
+__all__ = ["Built", "Watch", "build", "check_place", "code_version", "open_sources", "run_hash"]
 
 SCALED = (
     "its latents' scale is free, so rules on |V| (absolute, top) compare them as if each wrote a unit vector;"
@@ -192,13 +192,14 @@ def build(
         write_atomically(folder.path / "specs" / f"{run[:16]}.yaml", spec.to_yaml())
         used = tuple(UsedStep(step.name, step.kind, step.title) for step in report.steps)
         manifest = RunManifest(
-            run, canonical(spec.canonical()), _code_version(), started, _now(), "done", used
+            run, canonical(spec.canonical()), code_version(), started, _now(), "done", used
         )
         replaced = () if add else _earlier_runs(folder, spec, run)
         begin = time.monotonic()
         with watch.counting("loading") as count:
             loaded = load_run(path, _as_loaded(folder, manifest), replace=replaced, progress=count)
         seconds["loading"] = time.monotonic() - begin
+    notes += loaded.notes
     notes += tuple(f"replaced run {name[:16]} on the same models (--add keeps both)" for name in replaced)
     return Built(path, run, report, loaded, seconds, notes)
 
@@ -306,7 +307,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _code_version() -> str:
+def code_version() -> str:
+    """The version that is installed."""
     try:
         return version("circuit-atlas")
     except PackageNotFoundError:

@@ -83,10 +83,11 @@ class Neighbour:
     layer: int
     promotes: tuple[str, ...]
     edges: tuple[Edge, ...]
+    label: str | None = None
 
     @property
     def height(self) -> float:
-        return KEY_LINE + LINE * (len(self.edges) + bool(self.promotes))
+        return KEY_LINE + LINE * (bool(self.label) + len(self.edges) + bool(self.promotes))
 
 
 @dataclass(frozen=True)
@@ -261,10 +262,14 @@ class Sheet:
         anchor = "end" if side < 0 else "start"
         for neighbour, y in self.rows[side]:
             x = self.x(side, neighbour.layer)
-            yield element("circle", tip(neighbour.key), cx=x, cy=y, r=3.5, fill=INK)
+            said = f"{neighbour.key}: {neighbour.label}" if neighbour.label else neighbour.key
+            yield element("circle", tip(said), cx=x, cy=y, r=3.5, fill=INK)
             x += side * 9
             y += 11 - neighbour.height / 2
             yield label(x, y, fit(neighbour.short, BLOCK - 12, 12), 12, INK, anchor, bold=True)
+            if neighbour.label:
+                y += LINE
+                yield label(x, y, fit(neighbour.label, BLOCK - 12, 10.5, SANS), 10.5, INK, anchor, SANS)
             for edge in neighbour.edges:
                 y += LINE
                 yield label(x, y, fit(edge.line, BLOCK - 12, 10.5), 10.5, edge.colour, anchor)

@@ -147,7 +147,7 @@ class AtlasFolder:
         if version < SCHEMA_VERSION:
             raise AtlasError(
                 f"{folder.path}: made with schema {version}, this circuit-atlas has {SCHEMA_VERSION}; "
-                "build it again from its spec"
+                "build it again from its spec, into a new folder or with this one removed"
             )
         return folder
 

@@ -19,8 +19,8 @@ from atlas.answers import visible
 from atlas.errors import AtlasError
 from atlas.store import Store
 
-__all__ = ["DictionaryName", "TokenName", "dictionaries", "find_head", "find_tokens", "looks_like_feature",
-           "resolve_feature", "short_form"]  # fmt: skip
+__all__ = ["DictionaryName", "TokenName", "UnknownFeature", "dictionaries", "find_head", "find_tokens",
+           "looks_like_feature", "resolve_feature", "short_form"]  # fmt: skip
 
 _BRACKETS = re.compile(r"(?P<name>[A-Za-z](?:[\w.-]*[A-Za-z_])?)(?P<layer>\d+)\[(?P<number>\d+)\]")
 _LAYER_FIRST = re.compile(r"L(?P<layer>\d+)(?P<name>[A-Za-z](?:\w*[A-Za-z_])?)(?P<number>\d+)")
@@ -28,6 +28,10 @@ _PATH = re.compile(r"L(?P<layer>\d+)\.(?P<site>\w+(?:\.\w+)?)/(?P<number>\d+)")
 _HEAD = re.compile(r"L?(?P<layer>\d+)\.?H?(?P<head>\d+)", re.IGNORECASE)
 _SITES = {"A": "attn", "M": "mlp", "R": "resid", "E": "embed"}
 _FORMS = "expected model/set/L08.mlp/355, n8[355] or L8M355"
+
+
+class UnknownFeature(AtlasError):
+    """A key of the right form that no feature has."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def resolve_feature(text: str, known: Sequence[DictionaryName]) -> tuple[Diction
     if inside:
         candidates = ", ".join(f"{d.key}/{number}" for d in inside[:8]) + (", …" if len(inside) > 8 else "")
         raise AtlasError(f"{_printed(text)}: {len(inside)} features fit: {candidates}")
-    raise AtlasError(f"{_printed(text)}: no such feature; {_nearest(text, fits, near_layer, known)}")
+    raise UnknownFeature(f"{_printed(text)}: no such feature; {_nearest(text, fits, near_layer, known)}")
 
 
 def _under(dictionary: DictionaryName, before: str) -> bool:

@@ -50,6 +50,7 @@ __all__ = [
     "loaded_runs",
     "remove_model",
     "remove_run",
+    "remove_runs",
 ]
 
 Progress = Callable[[int, int, str], None]
@@ -60,11 +61,12 @@ EDGE_TYPES = ("EMBEDS", "PROMOTES", "DIRECT", "VIA_HEAD")  # the short ones firs
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load did. `rebuilt` is false if the atlas already held just that."""
+    """What a load did. `rebuilt` is false if the atlas already held just that. `notes` are for the user."""
 
     generation: str
     rebuilt: bool
     counts: dict[str, int]
+    notes: tuple[str, ...] = ()
 
 
 def load_run(
@@ -101,13 +103,18 @@ def remove_run(atlas: str | Path, run: str, progress: Progress | None = None) ->
     """Removes a run and what no other run used. Its artifacts stay. Raises `AtlasError` if it is not
     loaded.
     """
+    return remove_runs(atlas, [run], progress)
+
+
+def remove_runs(atlas: str | Path, names: Collection[str], progress: Progress | None = None) -> LoadReport:
+    """The same of several runs, in one switch."""
     folder = AtlasFolder.open(atlas)
     with _only_writer(folder):
         runs = loaded_runs(folder)
-        left = [other for other in runs if other.run != run]
-        if len(left) == len(runs):
+        left = [other for other in runs if other.run not in names]
+        if missing := set(names) - {run.run for run in runs}:
             raise AtlasError(
-                f"{folder.path}: no run {run}; there are {', '.join(r.run for r in runs) or 'none'}"
+                f"{folder.path}: no run {min(missing)}; there are {', '.join(r.run for r in runs) or 'none'}"
             )
         report = _generation(folder, left, progress, None)
         _keep_manifests(folder, left)
@@ -195,7 +202,7 @@ def _generation(
     name = folder.new_generation()
     try:
         with disk_errors(folder.path):
-            counts = _Build(folder, name, runs, progress, memory or _memory()).run()
+            counts, notes = _Build(folder, name, runs, progress, memory or _memory()).run()
             contents = {**wanted, "counts": counts}
             (folder.generation(name) / "generation.json").write_text(json.dumps(contents, ensure_ascii=False))
             _flush(folder.database(name))
@@ -203,7 +210,7 @@ def _generation(
     except BaseException:
         folder.remove_generation(name)
         raise
-    return LoadReport(name, True, counts)
+    return LoadReport(name, True, counts, notes)
 
 
 def _memory() -> int:
@@ -229,7 +236,8 @@ class _Build:
     _total: int = 0
     _done: int = 0
 
-    def run(self) -> dict[str, int]:
+    def run(self) -> tuple[dict[str, int], tuple[str, ...]]:
+        """Row counts, and notes for the user."""
         steps = list(dict.fromkeys(step.name for run in self.runs for step in run.steps))
         files = artifact_files(self.folder, steps)
         self._total = sum(file.rows for tables in files.values() for file in tables)
@@ -262,7 +270,7 @@ class _Build:
                 raise
         shutil.rmtree(self.folder.generation(self.name) / "mapped")
         blocks.save()
-        return self._counts
+        return self._counts, nodes.notes
 
     def _edges(
         self,

@@ -14,12 +14,13 @@ from atlas.errors import AtlasError
 from atlas.keys import TokenName, find_head, find_tokens
 from atlas.store import Store
 
-__all__ = ["FEATURE_TYPES", "embeds", "head_answer", "neighbours", "promoted_by_feature",
-           "promotes", "search_answer"]  # fmt: skip
+__all__ = ["FEATURE_TYPES", "embeds", "head_answer", "labelled_answer", "labels_of_features", "neighbours",
+           "promoted_by_feature", "promotes", "search_answer"]  # fmt: skip
 
 FEATURE_TYPES = ("DIRECT", "VIA_HEAD")
 VIA = "via: the type of edge, or the head of a VIA_HEAD edge"
-NEIGHBOUR_COLUMNS = ("feature", "via", "reading", "weight", "z", "rank_in", "rank_out", "promotes")
+NEIGHBOUR_COLUMNS = ("feature", "via", "reading", "weight", "z", "rank_in", "rank_out", "promotes", "label")
+UNDER = {"label": "feature"}
 
 
 def neighbours(
@@ -78,14 +79,15 @@ def neighbours(
     rows.sort(key=lambda row: (-abs(row[size]), row[0], row[5], row[3], row[4], row[2]))
     rows = rows[:limit] if limit else rows
     said = promoted_by_feature(store, [row[0] for row in rows])
+    labels = labels_of_features(store, [row[0] for row in rows])
     shown = [
-        (key, f"L{l:02d}.H{h:02d}" if h >= 0 else type, reading, weight, z, *ranks, said.get(id, []))
-        for id, key, type, l, h, reading, weight, z, *ranks in rows
+        (key, f"L{l:02d}.H{h:02d}" if h >= 0 else type, *values, said.get(id, []), labels.get(id))
+        for id, key, type, l, h, *values in rows
     ]
     where = f"{'downstream of' if direction == 'down' else 'upstream of'} {feature['key']}"
     notes = [VIA] if any(row[2] == "VIA_HEAD" for row in rows) else []
     notes += [f"{len(rows)} of {total:,} kept edges"] if total > len(rows) else []
-    return Table.of(f"{where}, by |{by}|", NEIGHBOUR_COLUMNS, shown, notes=notes)
+    return Table.of(f"{where}, by |{by}|", NEIGHBOUR_COLUMNS, shown, notes=notes, below=UNDER)
 
 
 def _check_order(by: str) -> None:
@@ -114,6 +116,17 @@ def keys_of_features(store: Store, ids: Iterable[int]) -> dict[int, str]:
     if not wanted:
         return {}
     return dict(store.query("MATCH (f:Feature) WHERE f.id IN $ids RETURN f.id, f.key", {"ids": wanted}).rows)
+
+
+def labels_of_features(store: Store, ids: Iterable[int]) -> dict[int, str]:
+    """The labels of those features that have one, by id."""
+    wanted = sorted(set(ids))
+    if not wanted:
+        return {}
+    found = store.query(
+        "MATCH (f:Feature) WHERE f.id IN $ids AND f.label IS NOT NULL RETURN f.id, f.label", {"ids": wanted}
+    )
+    return dict(found.rows)
 
 
 def embeds(store: Store, feature: dict[str, Any], limit: int = 10) -> dict[str, Table]:
@@ -173,6 +186,7 @@ def head_answer(store: Store, text: str, limit: int = 20, by: str = "weight") ->
         " sum(abs(r.weight)) AS total ORDER BY source_layer, target_layer",
         parameters,
     ).rows
+    labels = labels_of_features(store, [id for row in strongest for id in row[5:7]])
     edges, total = sum(row[2] for row in joined), sum(row[3] for row in joined)
     shares = []
     for name, place in (("source layer", 0), ("target layer", 1)):
@@ -193,8 +207,9 @@ def head_answer(store: Store, text: str, limit: int = 20, by: str = "weight") ->
         {
             "strongest": Table.of(
                 f"strongest pairs it carries, by |{by}|",
-                ("source", "target", "reading", "weight", "z"),
-                [row[:5] for row in strongest],
+                ("source", "target", "reading", "weight", "z", "source_label", "target_label"),
+                [(*row[:5], labels.get(row[5]), labels.get(row[6])) for row in strongest],
+                below={"source_label": "source", "target_label": "target"},
             ),
             "shares": Table.of(
                 "its edges by the layers they join (share of the sum of |weight|)",
@@ -216,8 +231,13 @@ def search_answer(store: Store, text: str, limit: int = 10) -> Answer:
             (*row[:2], *row[3:])
             for row in _of_token(store, "(f:Feature)-[r:PROMOTES]->(t:Token)", "''", token, limit)
         ]
-    columns = ("token", "feature", "reading", "weight", "rank", "promotes")
+    columns = ("token", "feature", "reading", "weight", "rank", "promotes", "label")
     said = promoted_by_feature(store, [row[-1] for row in (*feeds, *raised)])
+    labels = labels_of_features(store, [row[-1] for row in (*feeds, *raised)])
+
+    def shown(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        return [(*row[:-1], said.get(row[-1], []), labels.get(row[-1])) for row in rows]
+
     return Answer(
         f"token {visible(tokens[0].text)}"
         + (f" and {len(tokens) - 1} more of this text" if len(tokens) > 1 else ""),
@@ -225,18 +245,40 @@ def search_answer(store: Store, text: str, limit: int = 10) -> Answer:
         {
             "tokens": Table.of("tokens", ("key", "text"), [(t.key, t.text) for t in tokens]),
             "feeds": Table.of(
-                "features that its embedding feeds (EMBEDS)",
-                columns,
-                [(*row[:-1], said.get(row[-1], [])) for row in feeds],
+                "features that its embedding feeds (EMBEDS)", columns, shown(feeds), below=UNDER
             ),
             "promoted_by": Table.of(
                 "features that promote it or, below zero, lower it (PROMOTES)",
                 (*columns[:2], *columns[3:]),
-                [(*row[:-1], said.get(row[-1], [])) for row in raised],
+                shown(raised),
+                below=UNDER,
             ),
         },
         ("rank: the token's place in the feature's own list, within its sign",),
     )
+
+
+def labelled_answer(store: Store, text: str, limit: int = 10) -> Answer:
+    """The features whose label has a text in it, whatever its case: those of the best score first."""
+    if not text.strip():
+        raise AtlasError("expected a text to search labels for")
+    match = "MATCH (f:Feature) WHERE lower(f.label) CONTAINS $text"
+    parameters = {"text": text.lower()}
+    total = store.query(f"{match} RETURN count(*)", parameters).rows[0][0]
+    found = store.query(
+        f"{match} RETURN f.key, f.label, f.label_source, f.label_score, f.id AS id,"
+        f" coalesce(f.label_score, -1e308) AS best ORDER BY best DESC, id LIMIT {int(limit)}",
+        parameters,
+    ).rows
+    notes = [f"{len(found)} of {total:,}"] if total > len(found) else []
+    if (
+        not found
+        and not store.query("MATCH (f:Feature) WHERE f.label IS NOT NULL RETURN count(*)").rows[0][0]
+    ):
+        notes = ["this atlas has no labels; atlas label import brings some"]
+    columns = ("feature", "label", "source", "score")
+    table = Table.of("", columns, [row[:4] for row in found], notes=notes)
+    return Answer(f"features labelled {visible(text)}", {}, {"features": table})
 
 
 def _of_token(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atlas import lookups
-from atlas.answers import Table, visible
+from atlas.answers import Table, brief, visible
 from atlas.errors import AtlasError
 from atlas.fan import Card, Edge, Neighbour, Sheet, Side, Tokens
 from atlas.lookups import FEATURE_TYPES
@@ -64,10 +64,12 @@ def _side(atlas: Atlas, feature: Feature, direction: str, most: int, by: str, ty
         totals[type] = counted.rows[0][0]
     edges: dict[str, list[Edge]] = {}
     promotes: dict[str, tuple[str, ...]] = {}
+    labels: dict[str, str | None] = {}
     for type, row in chosen:
         values = (row[name] for name in ("via", "reading", "weight", "z", "rank_in", "rank_out"))
         edges.setdefault(row["feature"], []).append(Edge(type, *values))
         promotes[row["feature"]] = tuple(map(visible, row["promotes"]))
+        labels[row["feature"]] = row["label"]
     known = {d.key: d for d in atlas.dictionaries}
     neighbours = []
     for key, own in edges.items():
@@ -75,7 +77,7 @@ def _side(atlas: Atlas, feature: Feature, direction: str, most: int, by: str, ty
         dictionary = known[place]
         name = f"{dictionary.alias}{dictionary.layer}[{n}]" if dictionary.alias else key.partition("/")[2]
         own.sort(key=lambda edge: -abs(getattr(edge, by)))
-        neighbours.append(Neighbour(key, name, dictionary.layer, promotes[key], tuple(own)))
+        neighbours.append(Neighbour(key, name, dictionary.layer, promotes[key], tuple(own), labels[key]))
     return Side(tuple(neighbours), totals)
 
 
@@ -103,7 +105,7 @@ def _card(feature: Feature) -> Card:
         if (value := feature.properties.get(name)) is not None
     ]  # fmt: skip
     title = f"{feature.short}   {feature.key}" if feature.short else feature.key
-    said = "   ".join([*([feature.label] if feature.label else []), feature.kind, *norms])
+    said = "   ".join([*([brief(feature.label)] if feature.label else []), feature.kind, *norms])
     promotes = _signs(feature.promotes(10), *((10, 8) if len(tables) > 1 else each))
     return Card(feature.key, title, said, feature.layer, reads, promotes)
 

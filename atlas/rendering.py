@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from atlas.answers import Answer, Table, visible
+from atlas.answers import Answer, Table, printable, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,8 @@ WIDTH = 100
 SIGNED = frozenset({"weight", "z", "product", "twera", "effect"})
 """Columns whose sign is part of the answer: shown with + too."""
 
-LONG = frozenset({"promotes", "run", "how to get it", "title", "facts", "provenance", "notes", "spec"})
+LONG = frozenset({"promotes", "run", "how to get it", "title", "facts", "provenance", "notes", "spec",
+                  "label", "files", "author"})  # fmt: skip
 """Columns that may be cut where the width does not suffice."""
 
 WRAPPED = frozenset({"how to get it"})
@@ -33,6 +34,9 @@ WRAPPED = frozenset({"how to get it"})
 
 LEAST = 12
 """Characters that are left of a text that is cut."""
+
+LABEL = 60
+"""Columns of a label in a table; JSON has all of it."""
 
 QUOTED = frozenset({"token", "text", "lowest", "highest", "promotes"})
 """Columns of text as a model's vocabulary has it: spaces and control characters matter."""
@@ -62,11 +66,11 @@ def cell(column: str, value: Any) -> str:
         return (
             str(name)
             if "_label" in value and name
-            else _printable(json.dumps(_jsonable(value), ensure_ascii=False))
+            else printable(json.dumps(_jsonable(value), ensure_ascii=False))
         )
     if isinstance(value, list | tuple):
         return ", ".join(cell(column, item) for item in value)
-    return visible(str(value)) if column in QUOTED else _printable(str(value))
+    return visible(str(value)) if column in QUOTED else printable(str(value))
 
 
 def _signed(column: str) -> bool:
@@ -76,10 +80,6 @@ def _signed(column: str) -> bool:
 def _jsonable(value: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): item if isinstance(item, int | float | str | list | dict | None) else str(item)
             for key, item in value.items()}  # fmt: skip
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _plain(value: float, sign: str) -> str:
@@ -165,6 +165,7 @@ def _grid(table: Table, width: int) -> RichTable | None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    table, labels = _labels_apart(table)
     cells = [_column_cells(name, [row[i] for row in table.rows]) for i, name in enumerate(table.columns)]
     numeric = [any(isinstance(row[i], int | float) for row in table.rows) for i in range(len(table.columns))]
     widths = [max(map(cell_len, (name, *column))) for name, column in zip(table.columns, cells, strict=True)]
@@ -181,13 +182,16 @@ def _grid(table: Table, width: int) -> RichTable | None:
             widths[i], spare = widths[i] - cut, spare + cut
     if spare < 0:
         return None
+    for i, said in labels.items():  # labels have what room is left
+        more = min(spare, max(0, min(LABEL, max(map(cell_len, said))) - widths[i]))
+        widths[i], spare = widths[i] + more, spare - more
     grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", collapse_padding=True)
     for name, right, wide in zip(table.columns, numeric, widths, strict=True):
         most = wide if name in WRAPPED else None
         side: Literal["left", "right"] = "right" if right else "left"
         grid.add_column(Text(name), justify=side, no_wrap=most is None, min_width=wide, max_width=most)
     previous: str | None = None
-    for line in zip(*cells, strict=True):
+    for number, line in enumerate(zip(*cells, strict=True)):
         if table.columns[0] == "path":  # a line of air between paths
             if previous not in (None, line[0]):
                 grid.add_row()
@@ -196,8 +200,27 @@ def _grid(table: Table, width: int) -> RichTable | None:
             text if cell_len(text) <= wide or name in WRAPPED else set_cell_size(text, wide - 1) + "…"
             for name, text, wide in zip(table.columns, line, widths, strict=True)
         ]
-        grid.add_row(*map(Text, shown))
+        texts = list(map(Text, shown))
+        for i, said in labels.items():
+            if text := said[number]:
+                short = text if cell_len(text) <= widths[i] else set_cell_size(text, widths[i] - 1) + "…"
+                texts[i].append(f"\n{short}", style="italic dim")
+        grid.add_row(*texts)
     return grid
+
+
+def _labels_apart(table: Table) -> tuple[Table, dict[int, list[str]]]:
+    """The table without its labels, and by the place of the column that they stand under, what they say."""
+    below = dict(table.below)
+    kept = [i for i, name in enumerate(table.columns) if name not in below]
+    names = [table.columns[i] for i in kept]
+    labels = {
+        names.index(below[name]): [printable(row[i] or "") for row in table.rows]
+        for i, name in enumerate(table.columns)
+        if name in below and any(row[i] for row in table.rows)
+    }
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return Table(tuple(names), rows, table.title, table.notes), labels
 
 
 def _draw_records(console: Console, table: Table) -> None:
@@ -211,7 +234,8 @@ def _draw_records(console: Console, table: Table) -> None:
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(overflow="fold")
         for name, value in zip(table.columns, row, strict=True):
-            grid.add_row(Text(f"  {name}"), Text(cell(name, value)))
+            if value is not None or name not in dict(table.below):
+                grid.add_row(Text(f"  {name}"), Text(cell(name, value)))
         console.print(grid)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atlas.answers import Answer, Table, visible
 from atlas.errors import AtlasError
-from atlas.lookups import FEATURE_TYPES, VIA, keys_of_features, promoted_by_feature
+from atlas.lookups import FEATURE_TYPES, VIA, keys_of_features, labels_of_features, promoted_by_feature
 
 if TYPE_CHECKING:
     from atlas.api import Atlas
@@ -21,7 +21,7 @@ NOTE = (
     " what could flow between its ends, not what caused anything on a prompt. The search is exact over the"
     " edges kept."
 )
-COLUMNS = ("path", "product", "via", "reading", "weight", "to", "promotes")
+COLUMNS = ("path", "product", "via", "reading", "weight", "to", "promotes", "label")
 
 
 def paths_answer(
@@ -77,21 +77,22 @@ def _table(atlas: Atlas, graph: WeightGraph, paths: Sequence[Path]) -> Table:
     nodes |= {edge.target for path in paths for edge in path.edges}
     keys = keys_of_features(atlas.store, nodes)
     said = promoted_by_feature(atlas.store, nodes)
+    labels = labels_of_features(atlas.store, nodes)
     rows: list[tuple[Any, ...]] = []
     for number, path in enumerate(paths, start=1):
         start = path.start
         if start.token is not None:
-            rows.append((number, path.product, "from", None, None, visible(start.token), []))
+            rows.append((number, path.product, "from", None, None, visible(start.token), [], None))
         via, weight = ("from", None) if start.token is None else ("EMBEDS", start.weight)
-        to = keys[start.node], said.get(start.node, [])
+        to = keys[start.node], said.get(start.node, []), labels.get(start.node)
         rows.append((number, path.product, via, start.reading, weight, *to))
         for edge in path.edges:
             reading, head = graph.through(edge)
             via = edge.type if head is None else f"L{head[0]:02d}.H{head[1]:02d}"
-            to = keys[edge.target], said.get(edge.target, [])
+            to = keys[edge.target], said.get(edge.target, []), labels.get(edge.target)
             rows.append((number, path.product, via, reading, edge.weight, *to))
         if path.end.token is not None:
             rows.append(
-                (number, path.product, "PROMOTES", None, path.end.weight, visible(path.end.token), [])
+                (number, path.product, "PROMOTES", None, path.end.weight, visible(path.end.token), [], None)
             )
-    return Table.of("", COLUMNS, rows, notes=(VIA,) if rows else ())
+    return Table.of("", COLUMNS, rows, notes=(VIA,) if rows else (), below={"label": "to"})

@@ -44,7 +44,7 @@ __all__ = [
     "properties",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a change would make an older program misread an atlas. Written into atlas.json."""
 
 EDGE_IDENTITY = ("source", "target", "reading", "layer", "head")

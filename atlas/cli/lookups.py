@@ -84,17 +84,23 @@ def edges(
 
 
 @click.command()
-@click.argument("token")
+@click.argument("token", required=False)
+@click.option("--label", metavar="TEXT", help="Instead of TOKEN: features whose label has this text in it.")
 @click.option("--limit", type=COUNT, default=10, show_default=True, help="Rows for each token.")
 @atlas_option
 @json_option
-def search(token: str, limit: int, where: str | None, as_json: bool) -> None:
+def search(token: str | None, label: str | None, limit: int, where: str | None, as_json: bool) -> None:
     """The features that TOKEN's embedding feeds, and the features that promote or lower it.
 
     TOKEN is its text; "the" finds ' the' too. #123 is the token with that id.
     """
+    if (token is None) == (label is None):
+        raise click.UsageError("expected a TOKEN or --label TEXT" + ("" if token is None else ", not both"))
     with opened(where) as atlas:
-        print_answer(atlas.search(token, limit), as_json)
+        if label is not None:
+            print_answer(atlas.search_labels(label, limit), as_json)
+        elif token is not None:
+            print_answer(atlas.search(token, limit), as_json)
 
 
 @click.command()

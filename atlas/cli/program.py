@@ -26,6 +26,7 @@ COMMANDS = {
     "search": ("atlas.cli.lookups", "Features that a token feeds, and that promote it."),
     "head": ("atlas.cli.lookups", "The strongest pairs an attention head carries."),
     "paths": ("atlas.cli.lookups", "The strongest paths from a token or feature to another."),
+    "label": ("atlas.cli.label", "Names for features: import explanations, list them, remove them."),
     "dictionary": ("atlas.cli.dictionary", "What a dictionary's files are, and whether they fit a model."),
     "train": ("atlas.cli.train", "Train dictionaries that a spec describes; goes on where it stopped."),
     "evaluate": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import click
 
@@ -46,10 +47,11 @@ def remove(run: str | None, model: str | None, yes: bool, where: str | None, as_
 
     with counting(f"removing {what}") as progress:
         if model is not None:
-            remove_model(path, model, progress)
+            report = remove_model(path, model, progress)
         else:
-            remove_run(path, whole, progress)
-    print_answer(Answer(f"removed {what}", {"atlas": path, "removed": what}), as_json)
+            report = remove_run(path, whole, progress)
+    facts = {"atlas": path, "removed": what}
+    print_answer(Answer(f"removed {what}", facts, notes=report.notes), as_json)
 
 
 @click.command()
@@ -62,11 +64,12 @@ def load(where: str | None, as_json: bool) -> None:
 
     path = find_atlas(where)
     with counting("loading") as progress:
-        load_all(path, progress)
+        report = load_all(path, progress)
     from atlas.api import open
 
     with open(path) as atlas:
-        print_answer(atlas.info(), as_json)
+        info = atlas.info()
+    print_answer(replace(info, notes=(*info.notes, *report.notes)), as_json)
 
 
 def _run_of(path: str, beginning: str) -> str:

@@ -15,6 +15,7 @@ from atlas.errors import AtlasError
 from atlas.folder import AtlasFolder
 from atlas.loading.artifact_files import ArtifactFile, distinct_rows
 from atlas.loading.ids import Blocks
+from atlas.loading.labels import labels_without_features, shown_labels
 from atlas.loading.runs import RunManifest
 from atlas.schema import NODES, artifact_schema
 
@@ -45,6 +46,8 @@ class NodeRows:
     heads: dict[str, tuple[Block, int]]
     used: pa.Table
     """(:Run)-[:USED]->(:Step), with the columns `from` and `to`."""
+    notes: tuple[str, ...] = ()
+    """For the user: what was given and could not be shown."""
 
 
 def node_rows(
@@ -91,10 +94,12 @@ def node_rows(
         model=[_known_model(names, hash) for hash in dictionaries["model"].to_pylist()],
     )
 
-    features, tables["Feature"] = _features(read["features"], dictionaries, names, kinds, blocks)
+    features, tables["Feature"], notes = _features(
+        read["features"], read["labels"], dictionaries, names, kinds, blocks
+    )
     tokens, tables["Token"] = _tokens(read["tokens"], models, blocks)
     heads, tables["Head"] = _heads(read["heads"], models, blocks)
-    return NodeRows(tables, step_ids, features, tokens, heads, used)
+    return NodeRows(tables, step_ids, features, tokens, heads, used, notes)
 
 
 def head_rows(heads: pa.Table, edges: np.ndarray, total_weight: np.ndarray) -> pa.Table:
@@ -104,7 +109,7 @@ def head_rows(heads: pa.Table, edges: np.ndarray, total_weight: np.ndarray) -> p
     return heads.set_column(place["total_weight"], "total_weight", pa.array(total_weight, pa.float64()))
 
 
-def _rows(label: str, given: pa.Table, **derived: Any) -> pa.Table:
+def _rows(label: str, given: pa.Table, /, **derived: Any) -> pa.Table:
     """A table with the label's columns in their order, taken from `derived` or else from `given`.
 
     Nullable columns that neither has are left out: they are added to the database empty.
@@ -211,11 +216,16 @@ def _numbered(rows: pa.Table, owner: str, expected: Mapping[str, int], what: str
 
 
 def _features(
-    rows: pa.Table, dictionaries: pa.Table, names: Mapping[str, str], kinds: Mapping[str, str], blocks: Blocks
-) -> tuple[dict[str, Block], pa.Table]:
+    rows: pa.Table,
+    labels: pa.Table,
+    dictionaries: pa.Table,
+    names: Mapping[str, str],
+    kinds: Mapping[str, str],
+    blocks: Blocks,
+) -> tuple[dict[str, Block], pa.Table, tuple[str, ...]]:
     described = {row["hash"]: row for row in dictionaries.to_pylist()}
     if len(rows) == 0:
-        return {}, _empty("Feature")
+        return {}, _empty("Feature"), labels_without_features(labels, {})
     rows = rows.set_column(0, "dictionary", rows["dictionary"].cast(pa.string()))
     rows = distinct_rows(rows, ["dictionary", "number"], "the feature")
     sizes = {hash: row["size"] for hash, row in described.items()}
@@ -240,7 +250,9 @@ def _features(
                 f"artifacts hold a dictionary of the set {key}, which no step of the runs describes"
             )
     keys = pc.binary_join_element_wise(each([d["key"] for d in own]), numbers.cast(pa.string()), "/")
-    return found, _rows(
+    starts = np.cumsum([0, *counts])[:-1].tolist()
+    places = dict(zip(present, zip(starts, counts, strict=True), strict=True))
+    table = _rows(
         "Feature",
         rows,
         id=bases + numbers.to_numpy(),
@@ -250,7 +262,9 @@ def _features(
         layer=each([d["layer"] for d in own]),
         site=each([d["site"] for d in own]),
         kind=each([kinds[key] for key in set_keys]),
+        **shown_labels(labels, places, rows["label"]),
     )
+    return found, table, labels_without_features(labels, places)
 
 
 def _tokens(rows: pa.Table, models: pa.Table, blocks: Blocks) -> tuple[dict[str, Block], pa.Table]:
