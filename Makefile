@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+MODEL ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -14,7 +15,8 @@ ROOMS := ingest workers atlas queries
 .PHONY: help setup demo test lint bench lock clean
 
 help:
-	@echo "make demo    build an atlas of a real language model and look into it"
+	@echo "make demo    build an atlas of a real language model and look into it (MODEL=othello: of a game's,"
+	@echo "             with trained dictionaries whose features have names, in seconds)"
 	@echo "make test    run the tests (ARGS='-k plan' is handed to pytest)"
 	@echo "make lint    check style and types"
 	@echo "make bench   run every benchmark"
@@ -44,7 +46,7 @@ $(READY): pyproject.toml $(LOCKS)
 	@touch $@
 
 demo: $(READY)
-	@$(RUN) -m atlas demo $(ARGS)
+	@$(RUN) -m atlas demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: $(READY)
 	@$(RUN) -m pytest $(ARGS)
@@ -64,5 +66,5 @@ lock:
 	    -o requirements-demo.lock
 
 clean:
-	rm -rf $(VENV) .make .pytest_cache .mypy_cache .ruff_cache .hypothesis demo.atlas
+	rm -rf $(VENV) .make .pytest_cache .mypy_cache .ruff_cache .hypothesis demo.atlas othello.atlas
 	find $(ROOMS) tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

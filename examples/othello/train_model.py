@@ -90,6 +90,23 @@ class OthelloGPT(nn.Module):
                 named |= {f"{into}{theirs}.weight": linear.weight.T, f"{into}{theirs}.bias": linear.bias}
         return {name: tensor.detach().contiguous() for name, tensor in named.items()}
 
+    def begin_from(self, folder: Path) -> None:
+        """Takes the weights of a folder that `write` left."""
+        from safetensors.torch import load_file
+
+        saved = load_file(str(folder / "model.safetensors"))
+        with torch.no_grad():
+            for name, ours in self.hugging_face().items():
+                ours.copy_(saved[name].float())  # most of these share memory with the parameters
+            for at, block in enumerate(self.blocks):
+                for linear, theirs in (
+                    (block.qkv, "attn.c_attn"),
+                    (block.out, "attn.c_proj"),
+                    (block.up, "mlp.c_fc"),
+                    (block.down, "mlp.c_proj"),
+                ):
+                    linear.weight.copy_(saved[f"transformer.h.{at}.{theirs}.weight"].float().T)
+
 
 CONFIG = {
     "architectures": ["GPT2LMHeadModel"],
@@ -145,6 +162,8 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     model = OthelloGPT()
+    if options.start:
+        model.begin_from(options.start)
     steps_of = optimisers(model, options.rate, options.muon_rate)
     first = [[group["lr"] for group in one.param_groups] for one in steps_of]
     held_out = random_games(1000, HELD_OUT_SEED)
@@ -226,6 +245,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=float, default=60, help="seconds between reports")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--start", type=Path, help="a finished model's folder, to go on from its weights")
     return parser.parse_args(given)
 
 
