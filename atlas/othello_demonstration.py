@@ -60,8 +60,8 @@ def othello_files() -> Path:
     folder = Path(__file__).resolve().parents[1] / "examples" / "othello" / "models" / "seed-1"
     if not (folder / "model.safetensors").is_file():
         raise AtlasError(
-            f"{folder}: no Othello-GPT there; it comes with the repository, not with an installed package:"
-            " run `make demo MODEL=othello` in a clone"
+            f"{folder}: no Othello-GPT there; make it in a clone of the repository, in about two hours:"
+            " python -m examples.othello.make --seed 1"
         )
     return folder
 
