@@ -31,6 +31,7 @@ __all__ = [
 
 LABEL_SOURCE = "rules of Othello"
 SETS = {"embed": ("saes/embed", "e"), "attn_out": ("saes/attn_out", "a"), "transcoders": ("transcoders", "t")}
+TELLS = 0.3  # F1
 BOARD = ("flips", "mine", "theirs", "empty", "legal")  # more than the token just read
 
 SPEC = """\
@@ -42,7 +43,7 @@ atlas: 1
 models:
   othello: {{path: {model}}}
 dictionaries:
-  embed: {{model: othello, path: {embed}, alias: e, reads: embed, writes: embed}}
+  embed: {{model: othello, path: {embed}, alias: e}}
   attn_out: {{model: othello, path: {attn_out}, alias: a}}
   transcoders: {{model: othello, path: {transcoders}, alias: t}}
 edges:
@@ -131,7 +132,7 @@ def picture_of(atlas: Atlas, folder: Path) -> Picture:
 def _best_of_layers(labels: Sequence[Named]) -> list[Named]:
     """The best of each layer that tells more than the token just read; of all where none does."""
     best: dict[int, Named] = {}
-    for one in sorted(labels, key=lambda one: (one.kind not in BOARD, -one.f1, one.key)):
+    for one in sorted(labels, key=lambda one: (one.kind not in BOARD or one.f1 < TELLS, -one.f1, one.key)):
         best.setdefault(one.layer, one)
     return [best[layer] for layer in sorted(best)]
 
@@ -151,13 +152,13 @@ def _chosen(atlas: Atlas, folder: Path) -> Named:
 
 def _edges(atlas: Atlas, key: str) -> Iterator[Table]:
     """The strongest edges with the names of both ends."""
-    columns = ("weight", "z", "through", "feature", "tells")
+    columns = ("weight", "z", "feature", "tells")
     for title, pattern in (
         ("what feeds it", "(o:Feature)-[e:DIRECT]->(f:Feature)"),
         ("what it feeds", "(f:Feature)-[e:DIRECT]->(o:Feature)"),
     ):
         found = atlas.query(
-            f"MATCH {pattern} WHERE f.key = $key RETURN e.weight, e.z, '', o.key, o.label"
+            f"MATCH {pattern} WHERE f.key = $key RETURN e.weight, e.z, o.key, o.label"
             " ORDER BY abs(e.z) DESC, o.key LIMIT 8",
             {"key": key},
         )

@@ -31,7 +31,7 @@ __all__ = ["MODEL", "SETS", "LegalMoves", "contexts_of", "dictionary_rows", "lab
 
 MODEL = "othello"  # in keys of features
 CHOOSE_SEED, REPORT_SEED = 2_000_000, 3_000_000  # of games that choose labels, and that they are measured on
-# Set -> (folder, what its files cannot say: SAELens' name of the embedding is the stream's).
+# Set -> (folder, what its files cannot say). The embedding's files name the stream before block 0.
 SETS: dict[str, tuple[str, Declared]] = {
     "transcoders": ("transcoders", NOTHING),
     "mlp_out": ("saes/mlp_out", NOTHING),

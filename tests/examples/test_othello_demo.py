@@ -102,6 +102,7 @@ def test_the_best_of_a_layer_tells_more_than_the_move_just_read(tmp_path):
         "b,mine d3,mine,0,0.7,1,1,0.1",
         "c,mine d4,mine,0,0.8,1,1,0.1",
         "d,move e3,move,1,0.9,1,1,0.1",
+        "e,flips e3,flips,1,0.2,1,1,0.1",  # tells hardly anything
     ]
     (tmp_path / "labels" / "embed.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     best = othello_demonstration._best_of_layers(othello_demonstration.named(tmp_path, "embed"))
