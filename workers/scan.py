@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from workers.compiled import compiled
+from workers.heap import push
 from workers.operands import Candidates, Operand, Precision, RowBounds
 
 __all__ = ["scan"]
@@ -30,29 +31,6 @@ __all__ = ["scan"]
 BLOCK = 128  # sources tested together
 TILE_ROWS, TILE_COLUMNS = 512, 1024  # scores in one tile: 1 MB in bfloat16, half a level-2 cache or less
 PRUNE_AT = 4_000_000  # candidates kept in memory before those the bounds have outgrown are dropped
-
-
-@compiled(inline="always")
-def _push(heap, value):
-    """Replaces the smallest of a min-heap by a larger value; places that hold -1 lie behind the heap's
-    end."""
-    size = heap.shape[0]
-    while size > 0 and heap[size - 1] < 0:
-        size -= 1
-    if size == 0 or value <= heap[0]:
-        return
-    place = 0
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= value:
-            break
-        heap[place] = heap[child]
-        place = child
-    heap[place] = value
 
 
 @compiled(inline="always")
@@ -196,7 +174,7 @@ def _read_tile(
                         value = np.float32((score / (1 + output) - slack) * weight[c] * (1 - 1e-6))
                         for leaf in range(heaps.shape[0]):
                             if not signed or (leaf == 1) == negative:
-                                _push(heaps[leaf, r], value)
+                                push(heaps[leaf, r], value)
                         raised = _least_bound(heaps, r)
                         if raised > proven:
                             proven = raised

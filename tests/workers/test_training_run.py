@@ -161,6 +161,15 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(model, contexts, undist
     assert finished.met == undisturbed.met
 
 
+def test_the_rate_has_fallen_to_nothing_at_the_last_step(model, contexts, monkeypatch):
+    """Also where a round is no whole number of batches."""
+    factors, step = [], Trainee.step
+    monkeypatch.setattr(Trainee, "step", lambda self, x, y, factor, revive: (
+        factors.append(factor), step(self, x, y, factor, revive))[1])  # fmt: skip
+    train(model, contexts, dataclasses.replace(PLAN, jobs=JOBS[:1], batch=900, reuse=1.6))
+    assert len(factors) > 5 and max(factors) == 1.0 and factors[-1] <= 1 / len(factors) / PLAN.fall + 1e-6
+
+
 def test_a_checkpoint_of_another_run_is_refused(model, contexts, tmp_path):
     checkpoint = tmp_path / "checkpoint.pt"
     small = dataclasses.replace(PLAN, jobs=JOBS[:1], tokens=1200)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workers.compiled import compiled
+from workers.heap import push
 
 __all__ = ["Code", "above", "backward", "decode", "exact_values", "through_decoder", "top_k"]
 
@@ -105,6 +106,7 @@ def _top_k(pre, latent, value, counts):
     best = np.empty(groups, np.float32)
     heap = np.empty(k, np.float32)
     near = np.empty(size, np.int32)
+    high = np.empty(size, np.float32)
     for i in range(n):
         row = pre[i]
         # k of the groups' largest are k different entries: none under the k-th of them need be looked at.
@@ -123,7 +125,9 @@ def _top_k(pre, latent, value, counts):
                 near[found] = j
                 found += 1
         if found > k:
-            bound = _kth_of(row, near, found, heap)
+            for j in range(found):
+                high[j] = row[near[j]]
+            bound = _kth(high, found, heap)
             over = 0
             for j in range(found):
                 over += row[near[j]] > bound
@@ -143,47 +147,11 @@ def _top_k(pre, latent, value, counts):
 
 
 @compiled()
-def _push(heap, filled, p):
-    """One more into a heap of the largest (the smallest of them first); how many are in it."""
-    k = len(heap)
-    if filled < k:
-        at = filled
-        while at > 0 and heap[(at - 1) >> 1] > p:
-            heap[at] = heap[(at - 1) >> 1]
-            at = (at - 1) >> 1
-        heap[at] = p
-        return filled + 1
-    if p <= heap[0]:
-        return filled
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= k:
-            break
-        if child + 1 < k and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= p:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = p
-    return filled
-
-
-@compiled()
 def _kth(values, count, heap):
-    """The len(heap)-th largest of the first `count` values."""
-    filled = 0
+    """The len(heap)-th largest of the first `count` values, or 0 where fewer are above it."""
+    heap[:] = 0
     for j in range(count):
-        filled = _push(heap, filled, values[j])
-    return heap[0]
-
-
-@compiled()
-def _kth_of(row, places, count, heap):
-    filled = 0
-    for j in range(count):
-        filled = _push(heap, filled, row[places[j]])
+        push(heap, values[j])
     return heap[0]
 
 

@@ -24,7 +24,7 @@ import torch
 from ingest.contexts import Contexts
 from ingest.errors import InputError
 from ingest.models.residual import ResidualModel
-from workers.training.stream import Harvest, Stream
+from workers.training.stream import Harvest, Stream, steps_of
 from workers.training.trainee import Job, Trainee
 
 __all__ = ["Progress", "TrainingPlan", "TrainingRun", "train"]
@@ -97,7 +97,7 @@ def train(
     stream = Stream(harvest, half, plan.seed)
     fingerprint = _fingerprint(plan, model, contexts)
     saved = _resumed(checkpoint, fingerprint)
-    total = int(rounds * half * scored * plan.reuse)
+    total = rounds * plan.batch * steps_of(half * scored, plan.batch, plan.reuse)
     trainees: list[Trainee] = []
     met, harvested, spent = 0, 0, [0.0, 0.0]
     begun = told = kept = time.monotonic()
@@ -111,6 +111,15 @@ def train(
             speed = (met - met_before) / max(now - begun, 1e-9)
             watch(Progress(doing, met, total, speed, tuple(trainees)))
 
+    def begin() -> None:
+        nonlocal met, harvested
+        rows = stream.some()
+        trainees.extend(_trainee(job, rows.values, plan) for job in plan.jobs)
+        if saved:
+            for trainee, state in zip(trainees, saved["trainees"], strict=True):
+                trainee.restore(state)
+            met, harvested = saved["met"], saved["harvested"]
+
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(max(1, min(plan.threads, len(plan.jobs)))) as pool:
         first_round = saved["round"] if saved else 0
@@ -119,12 +128,7 @@ def train(
             torch.set_num_threads(max(plan.threads, 1))
             stream.prepare(number, lambda _: tell("harvesting"))
             if not trainees:
-                rows = stream.first()
-                trainees += [_trainee(job, rows.values, plan) for job in plan.jobs]
-                if saved:
-                    for trainee, state in zip(trainees, saved["trainees"], strict=True):
-                        trainee.restore(state)
-                    met, harvested = saved["met"], saved["harvested"]
+                begin()
             spent[0] += time.monotonic() - start
             start = time.monotonic()
             torch.set_num_threads(1 if len(plan.jobs) > 1 else max(plan.threads, 1))
@@ -140,12 +144,8 @@ def train(
                 kept = time.monotonic()
                 state = {"round": number + 1, "met": met, "harvested": harvested, "of": fingerprint}
                 _keep(checkpoint, state | {"trainees": [trainee.state() for trainee in trainees]})
-    if not trainees and saved:  # resumed after its last round
-        rows = stream.first()
-        trainees = [_trainee(job, rows.values, plan) for job in plan.jobs]
-        for trainee, state in zip(trainees, saved["trainees"], strict=True):
-            trainee.restore(state)
-        met, harvested = saved["met"], saved["harvested"]
+    if not trainees:  # resumed after its last round
+        begin()
     torch.set_num_threads(threads)
     passes = harvested / (len(contexts) * scored)
     return TrainingRun(tuple(trainees), harvested, met, passes, spent[0], spent[1])

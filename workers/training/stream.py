@@ -21,7 +21,7 @@ from ingest.dictionaries.types import At, Read
 from ingest.models.capture import Point, capture
 from ingest.models.residual import ResidualModel
 
-__all__ = ["Harvest", "Rows", "Source", "Stream", "sources_of"]
+__all__ = ["Harvest", "Rows", "Source", "Stream", "sources_of", "steps_of"]
 
 Source = tuple[int, Read] | Point  # what is read, or what is written
 
@@ -91,11 +91,10 @@ class Stream:
                 lo = number * self.half
                 self._halves[number] = self.harvest.rows(lo, lo + self.half, each)
 
-    def first(self) -> Rows:
-        """The first half harvested: what scales and starting points are taken from."""
-        if 0 not in self._halves:
-            return self.harvest.rows(0, self.half)
-        return self._halves[0]
+    def some(self) -> Rows:
+        """A half: of a run that begins the first, from which scales and starting points are taken; of one
+        that is resumed whichever is there, as a checkpoint has both."""
+        return next(iter(self._halves.values()), None) or self.harvest.rows(0, self.half)
 
     def batches(self, round: int, size: int, reuse: float) -> Iterator[list[tuple[int, Tensor]]]:
         """For each batch of about `size` rows, which rows of which half. A round has `reuse` × half a buffer
@@ -103,7 +102,7 @@ class Stream:
         counts = [self._halves[number].count for number in (round, round + 1)]
         total = sum(counts)
         generator = torch.Generator().manual_seed((self._seed << 20) + round)
-        steps = max(1, int(reuse * total / 2 / size))
+        steps = steps_of(total / 2, size, reuse)
         order = torch.cat(
             [torch.randperm(total, generator=generator) for _ in range(-(-steps * size // total))]
         )
@@ -115,6 +114,11 @@ class Stream:
     def take(self, source: Source, rows: Sequence[tuple[int, Tensor]]) -> Tensor:
         """(n, width): a batch's rows at one source."""
         return torch.cat([self._halves[number].values[source][which] for number, which in rows])
+
+
+def steps_of(half: float, size: int, reuse: float) -> int:
+    """Batches of `size` rows in a round, of halves of so many rows."""
+    return max(1, int(reuse * half / size))
 
 
 def sources_of(layer: int, read: Read, write: tuple[str, At] | None) -> tuple[Source, Source]:
