@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from ingest.dictionaries.tensor_files import Entry, check_file, check_finite
+from ingest.dictionaries.tensor_files import Entry, check_file, check_finite, exact_float32
 from ingest.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def read_npz(path: Path, header: Mapping[str, NpzEntry]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     with _archive(path) as archive:
         for key, entry in header.items():
-            wide = _float32(path, key, entry, _numbers(path, key, archive, entry))
+            wide = exact_float32(path, key, _numbers(path, key, archive, entry))
             tensors[key] = torch.from_numpy(wide)
             check_finite(path, key, tensors[key], entry.dtype)
     return tensors
@@ -185,16 +185,3 @@ def _numbers(path: Path, key: str, archive: zipfile.ZipFile, entry: NpzEntry) ->
     except KeyError:
         raise InputError(f"{path}: has changed since it was opened: no {key}; start again") from None
     return flat.reshape(entry.shape[::-1]).T if entry.fortran else flat.reshape(entry.shape)
-
-
-def _float32(path: Path, key: str, entry: NpzEntry, found: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        wide = np.ascontiguousarray(found, dtype=np.float32)
-    if entry.dtype == "F64":
-        lost = int(((wide != found) & ~np.isnan(found)).sum())
-        if lost:
-            raise InputError(
-                f"{path}: {key}: float64, and {lost} of {found.size} numbers are none that float32 holds;"
-                " rounding would change the dictionary: save it as float32"
-            )
-    return wide.reshape(entry.shape)  # ascontiguousarray makes a scalar a row

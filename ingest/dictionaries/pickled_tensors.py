@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingest.dictionaries.inert_values import Configuration, Named, PickledTensor, one_line
-from ingest.dictionaries.tensor_files import check_finite
+from ingest.dictionaries.tensor_files import check_finite, exact_float32
 from ingest.dictionaries.torch_archives import PickledFile, opened, pickle_head
 from ingest.errors import InputError
 
@@ -69,7 +69,7 @@ def read_pickled_tensors(file: PickledFile, tensors: Mapping[str, PickledTensor]
         _same(file, again)
         for key, entry in tensors.items():
             found = _array(entry, numbers(entry.storage))
-            read[key] = torch.from_numpy(_float32(file.path, key, entry, found))
+            read[key] = torch.from_numpy(exact_float32(file.path, key, found))
             check_finite(file.path, key, read[key], entry.dtype)
     return read
 
@@ -105,16 +105,3 @@ def _array(entry: PickledTensor, data: bytearray) -> np.ndarray:
         return np.empty(entry.shape, flat.dtype)
     steps = [step * flat.itemsize for step in entry.stride]
     return np.lib.stride_tricks.as_strided(flat, entry.shape, steps)
-
-
-def _float32(path: Path, key: str, entry: PickledTensor, found: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        wide = np.require(found, np.float32, "C")
-    if entry.dtype not in ("F32", "F16", "BF16"):
-        lost = int(((wide.astype(found.dtype) != found) & (found == found)).sum())
-        if lost:
-            raise InputError(
-                f"{path}: {key}: {entry.dtype}, and {lost} of {found.size} numbers are no float32;"
-                " rounding would change the dictionary: save it as float32"
-            )
-    return wide

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ingest.errors import InputError
@@ -24,6 +25,7 @@ __all__ = [
     "check_finite",
     "check_keys",
     "check_shape",
+    "exact_float32",
     "read_header",
     "read_metadata",
     "read_numbers",
@@ -245,3 +247,19 @@ def check_finite(path: Path, key: str, tensor: Tensor, dtype: str) -> None:
 
 def _text(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))})"
+
+
+def exact_float32(path: Path, key: str, found: np.ndarray) -> np.ndarray:
+    """The same numbers as float32, contiguous, in their own shape.
+
+    Raises InputError where float32 does not hold one of them exactly; NaN is left for `check_finite`.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = np.require(found, np.float32, "C").reshape(found.shape)
+        lost = int(((wide.astype(found.dtype) != found) & (found == found)).sum())
+    if lost:
+        raise InputError(
+            f"{path}: {key}: {found.dtype}, and {lost} of {found.size} numbers are no float32; rounding would"
+            " change the dictionary: save it as float32"
+        )
+    return wide
