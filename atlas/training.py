@@ -120,7 +120,7 @@ def training_plan(
             jobs.append(
                 Job(
                     name, layer, read, write, entry.latents, _gate(entry), entry.skip, entry.rate,
-                    entry.optimiser, seed=spec.seed * 1000 + layer,
+                    entry.optimiser, spec.seed * 1000 + layer, entry.revive_after,
                 )
             )  # fmt: skip
     return TrainingPlan(

@@ -76,6 +76,7 @@ class SetSection(_Section):
     skip: bool = False
     rate: Annotated[float, BeforeValidator(_number), Field(gt=0)] = 1e-3
     optimiser: Literal["adam", "muon"] = "adam"
+    revive_after: Annotated[int, Field(ge=1)] | None = None  # rows; default: the file's
     layout: Literal["circuit-tracer", "saelens"] | None = None  # default: by the site
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     write_as: Literal["jumprelu"] | None = None  # a TopK by one threshold, for programs that know no TopK

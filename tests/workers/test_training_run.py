@@ -170,6 +170,16 @@ def test_the_rate_has_fallen_to_nothing_at_the_last_step(model, contexts, monkey
     assert len(factors) > 5 and max(factors) == 1.0 and factors[-1] <= 1 / len(factors) / PLAN.fall + 1e-6
 
 
+def test_a_job_may_wait_longer_than_the_others_before_its_latents_begin_anew(model, contexts, monkeypatch):
+    waits = set()
+    step = Trainee.step
+    monkeypatch.setattr(Trainee, "step", lambda self, x, y, factor, revive: (
+        waits.add((self.job.name, revive)), step(self, x, y, factor, revive))[1])  # fmt: skip
+    patient = dataclasses.replace(JOBS[1], revive_after=9000)
+    train(model, contexts, dataclasses.replace(PLAN, jobs=(JOBS[0], patient)))
+    assert waits == {("tc/L01", None), ("tc/L01", 3000), ("skip/L02", None), ("skip/L02", 9000)}
+
+
 def test_a_checkpoint_of_another_run_is_refused(model, contexts, tmp_path):
     checkpoint = tmp_path / "checkpoint.pt"
     small = dataclasses.replace(PLAN, jobs=JOBS[:1], tokens=1200)

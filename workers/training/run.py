@@ -164,9 +164,10 @@ def _step_of(
     progress: float,
 ) -> Callable[[Trainee], None]:
     # Latents begun anew in the last part would not learn any more.
-    revive = plan.revive_after if plan.warm < progress < 1 - plan.fall / 2 else None
+    reviving = plan.warm < progress < 1 - plan.fall / 2
 
     def step(trainee: Trainee) -> None:
+        revive = (trainee.job.revive_after or plan.revive_after) if reviving else None
         read, given = trainee.job.sources
         x = stream.take(read, rows)
         y = x if given == read else stream.take(given, rows)

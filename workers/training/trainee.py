@@ -39,6 +39,7 @@ class Job:
     rate: float = 1e-3
     optimiser: str = "adam"  # or muon
     seed: int = 0
+    revive_after: int | None = None  # rows without firing; None: the plan's
 
     @property
     def name(self) -> str:
