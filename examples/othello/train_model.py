@@ -214,12 +214,25 @@ def train(options: argparse.Namespace) -> None:
                 },
                 checkpoint,
             )
-    write(
-        model,
-        options.to,
-        {"seed": options.seed, "steps": step, "games": step * options.batch, "minutes": round(spent / 60, 1)},
-    )
+    write(model, options.to, record(options, step, spent))
     checkpoint.unlink(missing_ok=True)
+
+
+def record(options: argparse.Namespace, steps: int, seconds: float) -> dict[str, object]:
+    """What a training was: steps, games and minutes in all, and its parts where it went on from another."""
+    own = {
+        "seed": options.seed,
+        "steps": steps,
+        "games": steps * options.batch,
+        "minutes": round(seconds / 60, 1),
+        "schedule": f"--rate {options.rate:g} --muon-rate {options.muon_rate:g} --fall {options.fall:g}",
+    }
+    if not options.start:
+        return own
+    before = json.loads((options.start / "training.json").read_text(encoding="utf-8"))
+    parts = [*before.pop("parts", [before]), own]
+    sums = {key: round(sum(part[key] for part in parts), 1) for key in ("steps", "games", "minutes")}
+    return {"seed": before["seed"], **sums, "parts": parts}
 
 
 def write(model: OthelloGPT, to: Path, record: dict[str, object]) -> None:
