@@ -134,6 +134,13 @@ def batch_of(games: Games) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(games.tokens[:, :BLOCK]), legal / legal.sum(-1, keepdim=True).clamp(min=1)
 
 
+def illegality(likely: Tensor, targets: Tensor) -> Tensor:
+    """-log of the probability on legal moves, a mean over positions from which the game goes on.
+    likely (n, 59, 61) log-probabilities, targets (n, 59, 61) as `batch_of` gives them."""
+    legal = targets > 0
+    return -likely.masked_fill(~legal, -torch.inf).logsumexp(-1)[legal.any(-1)].mean()
+
+
 @torch.no_grad()
 def legal_rates(logits: Tensor, legal: Tensor) -> tuple[float, float]:
     """How often the most likely token is legal, and the mean probability of all legal ones, over positions
@@ -184,10 +191,12 @@ def train(options: argparse.Namespace) -> None:
             for group, rate in zip(one.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
         inputs, targets = batch_of(random_games(options.batch, options.seed * 10_000_000 + step))
-        loss = -(targets * model(inputs).log_softmax(-1)).sum() / targets.sum()
+        likely = model(inputs).log_softmax(-1)
+        loss = -(targets * likely).sum() / targets.sum()
+        objective = loss + options.legal * illegality(likely, targets) if options.legal else loss
         for one in steps_of:
             one.zero_grad()
-        loss.backward()
+        objective.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for one in steps_of:
             one.step()
@@ -220,13 +229,15 @@ def train(options: argparse.Namespace) -> None:
 
 def record(options: argparse.Namespace, steps: int, seconds: float) -> dict[str, object]:
     """What a training was: steps, games and minutes in all, and its parts where it went on from another."""
-    own = {
+    own: dict[str, object] = {
         "seed": options.seed,
         "steps": steps,
         "games": steps * options.batch,
         "minutes": round(seconds / 60, 1),
         "schedule": f"--rate {options.rate:g} --muon-rate {options.muon_rate:g} --fall {options.fall:g}",
     }
+    if options.legal:
+        own["schedule"] += f" --legal {options.legal:g}"
     if not options.start:
         return own
     before = json.loads((options.start / "training.json").read_text(encoding="utf-8"))
@@ -255,6 +266,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=2e-3, help="AdamW's")
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--fall", type=float, default=0.7, help="over which last part the rate falls to 0")
+    parser.add_argument("--legal", type=float, default=0.0, help="weight of -log(probability on legal moves)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=float, default=60, help="seconds between reports")
     parser.add_argument("--resume", action="store_true")

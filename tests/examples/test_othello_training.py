@@ -6,7 +6,15 @@ import json
 import pytest
 import torch
 
-from examples.othello.train_model import OthelloGPT, arguments, batch_of, legal_rates, random_games, train
+from examples.othello.train_model import (
+    OthelloGPT,
+    arguments,
+    batch_of,
+    illegality,
+    legal_rates,
+    random_games,
+    train,
+)
 
 
 def trained(to, *options):
@@ -60,3 +68,18 @@ def test_legal_rates_leave_out_what_comes_after_the_end():
     logits[0, 0, 7] = logits[0, 1, 30] = 0.0
     top, mass = legal_rates(logits, legal)
     assert top == 0.5 and mass == pytest.approx(0.5, abs=1e-5)
+
+
+def test_illegality_is_the_mean_surprise_at_a_legal_move():
+    """Also its gradient, where a game is over and no move is legal."""
+    logits = torch.randn(1, 3, 61, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+    targets = torch.zeros(1, 3, 61)
+    targets[0, 0, [4, 7]] = 0.5
+    targets[0, 1, 9] = 1.0
+    p = logits.softmax(-1)
+    found = illegality(logits.log_softmax(-1), targets)
+    expected = -((p[0, 0, 4] + p[0, 0, 7]).log() + p[0, 1, 9].log()) / 2
+    assert torch.allclose(found, expected, rtol=1e-12)
+    (one,) = torch.autograd.grad(found, logits, retain_graph=True)
+    (other,) = torch.autograd.grad(expected, logits)
+    assert torch.allclose(one, other, atol=1e-12) and (one[0, 2] == 0).all()
