@@ -120,7 +120,7 @@ def training_plan(
             jobs.append(
                 Job(
                     name, layer, read, write, entry.latents, _gate(entry), entry.skip, entry.rate,
-                    entry.optimiser, spec.seed * 1000 + layer, entry.revive_after,
+                    entry.optimiser, spec.seed * 1000 + layer, entry.revive_after, entry.loss.gradients,
                 )
             )  # fmt: skip
     return TrainingPlan(
@@ -131,6 +131,7 @@ def training_plan(
         batch=spec.batch,
         seed=spec.seed,
         revive_after=spec.revive_after,
+        gradient_tokens=spec.gradient_tokens,
         autocast=autocast,
         bf16=bf16,
         device=device,

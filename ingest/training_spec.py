@@ -11,8 +11,10 @@ it runs.
 
 A set with `writes` is a transcoder (with `skip: true` beside a linear path), one without an autoencoder of
 what it reads. Sites are ours (mlp.in, mlp.out, attn.out, attn.z, resid_post, embed, …) or hook names. gate:
-topk or batchtopk with k, jumprelu with the L0 wanted, relu with the weight of its L1. Paths are seen from the
-spec's folder. Neither torch nor transformers is imported.
+topk or batchtopk with k, jumprelu with the L0 wanted, relu with the weight of its L1. `loss: {gradients: a}`,
+0 ≤ a < 1, weights the directions of the error by what the model's cross-entropy feels of them (a share a of
+that, the rest all directions alike); it takes one backward pass over `gradient_tokens`. Paths are seen from
+the spec's folder. Neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ingest.places import resolve_place
 from ingest.spec_file import Name, layers_of
 from ingest.spec_text import Mistake, SpecError, SpecText, parse_text, read_text
 
-__all__ = ["GATES", "SetSection", "TrainingSpec", "load_training_spec", "parse_training_spec"]
+__all__ = ["GATES", "LossSection", "SetSection", "TrainingSpec", "load_training_spec", "parse_training_spec"]
 
 GATES = ("topk", "batchtopk", "jumprelu", "relu")
 LAYOUTS = ("circuit-tracer", "saelens")
@@ -65,6 +67,13 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class LossSection(_Section):
+    """How an error is measured."""
+
+    # Share of E[g gᵀ], g the gradient of the model's cross-entropy, in the metric; the rest is the identity.
+    gradients: Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)] = 0.0
+
+
 class SetSection(_Section):
     """One set to be trained: a dictionary for each of its layers."""
 
@@ -74,6 +83,7 @@ class SetSection(_Section):
     latents: Annotated[int, Field(ge=1)]
     gate: Annotated[Any, BeforeValidator(_gate)]
     skip: bool = False
+    loss: LossSection = LossSection()
     rate: Annotated[float, BeforeValidator(_number), Field(gt=0)] = 1e-3
     optimiser: Literal["adam", "muon"] = "adam"
     revive_after: Annotated[int, Field(ge=1)] | None = None  # rows; default: the file's
@@ -96,6 +106,7 @@ class _File(_Section):
     buffer: Annotated[int, Field(ge=2)] = 131_072
     batch: Annotated[int, Field(ge=1)] = 4096
     revive_after: Annotated[int, Field(ge=1)] = 200_000
+    gradient_tokens: Annotated[int, Field(ge=1)] = 50_000
     seed: Annotated[int, Field(ge=0)] = 0
 
 
@@ -115,6 +126,7 @@ class TrainingSpec:
     buffer: int  # rows
     batch: int  # rows
     revive_after: int  # rows
+    gradient_tokens: int  # run forward and back, where a loss asks for gradients
     seed: int
     source: str
 
@@ -157,7 +169,8 @@ def parse_training_spec(text: str, *, source: str = "spec", base: Path | None = 
         dictionaries=file.dictionaries,
         source=source,
         **{key: getattr(file, key) for key in (
-            "tokens", "reuse", "held_out", "context", "pad", "buffer", "batch", "revive_after", "seed"
+            "tokens", "reuse", "held_out", "context", "pad", "buffer", "batch", "revive_after",
+            "gradient_tokens", "seed",
         )},
     )  # fmt: skip
 
@@ -188,7 +201,9 @@ def _told(text: SpecText, item: Any) -> Mistake:
     if kind == "missing":
         return text.mistake(place, "is missing; expected a value")
     if kind == "extra_forbidden":
-        fields = (SetSection if len(place) > 1 else _File).model_fields
+        section: type[_Section] = SetSection if len(place) > 1 else _File
+        section = LossSection if place[2:3] == ("loss",) and len(place) > 3 else section
+        fields = section.model_fields
         return text.mistake(place, f"unknown key{near(last, list(fields))}")
     if kind == "literal_error":
         return text.mistake(place, f"expected {item['ctx']['expected']}, found {found!r}")

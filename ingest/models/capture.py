@@ -22,13 +22,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from ingest.dictionaries.types import At, Read
 from ingest.errors import InputError
 from ingest.models.residual import ResidualModel
 from ingest.models.taps import Found, Point, Reads, Taps, Value, point_read
 
-__all__ = ["Captured", "Point", "Replacement", "Start", "capture", "logits_with", "point_read"]
+__all__ = [
+    "Captured",
+    "Point",
+    "Replacement",
+    "Start",
+    "capture",
+    "logits_with",
+    "loss_gradients",
+    "point_read",
+]
 
 # (the value that the model has there (B, T, d), what is read in this pass) -> what to put there (B, T, d)
 Replacement = Callable[[torch.Tensor, Reads], torch.Tensor]
@@ -108,6 +118,37 @@ def logits_with(
     return logits.float()
 
 
+def loss_gradients(
+    model: ResidualModel,
+    tokens: torch.Tensor,
+    points: Sequence[Point],
+    predicted: torch.Tensor,
+    autocast: bool = False,
+) -> dict[Point, torch.Tensor]:
+    """(B, T, width) float32 at each point: ∂(Σ -log p(next token))/∂(what stands there), in nats per unit of
+    the point; one forward and one backward over token ids (B, T).
+
+    predicted: (B, T - 1) bool, the next tokens that count. A position feels its own prediction and, through
+    attention, all later ones. autocast: matrix products in bfloat16.
+    """
+    taps = Taps(model, _checked(model, tokens))
+    added: dict[Point, torch.Tensor] = {}
+
+    def adding(point: Point) -> Replacement:
+        def change(own: torch.Tensor, _: Reads) -> torch.Tensor:
+            added[point] = torch.zeros_like(own, requires_grad=True)
+            return own + added[point]
+
+        return change
+
+    put = {point: adding(point) for point in points}
+    _, logits = _run(model, tokens, taps, put, None, autocast, False, gradient=True)
+    assert logits is not None  # nothing stopped it
+    with torch.enable_grad():
+        nats = F.cross_entropy(logits[:, :-1][predicted].float(), tokens[:, 1:][predicted], reduction="sum")
+    return dict(zip(points, torch.autograd.grad(nats, [added[point] for point in points]), strict=True))
+
+
 # --- the pass -----------------------------------------------------------------------------------------------
 
 
@@ -126,12 +167,13 @@ def _run(
     values: Mapping[tuple[int, Read], Value] | None = None,
     kept: Mapping[int, _Kept] | None = None,
     start: Start | None = None,
+    gradient: bool = False,
 ) -> tuple[Found, torch.Tensor | None]:
     found: Found = {}
     live = _Live(values or {}, found)
     kind = tokens.device.type
     mixed: Any = torch.autocast(kind, dtype=torch.bfloat16) if autocast else nullcontext()
-    with model.running, torch.no_grad(), mixed, _begun(model, start), _hooks() as add:
+    with model.running, torch.set_grad_enabled(gradient), mixed, _begun(model, start), _hooks() as add:
         # Hooks of one module run in the order they are put there: what is seen is what was put in.
         for point, change in replace.items():
             _put(model, taps, point, change, live, scored, add)
@@ -151,7 +193,7 @@ def _run(
             f"{model.facts.architecture}: {name} of layer {layer} is not seen in a forward pass: "
             f"TransformerBridge does not call the module"
         )
-    return found, logits.detach()
+    return found, logits if gradient else logits.detach()
 
 
 class _Kept:

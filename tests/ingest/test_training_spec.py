@@ -34,6 +34,14 @@ def test_a_spec_is_read_with_its_defaults(folder):
     )
 
 
+def test_a_loss_may_weigh_directions_by_gradients(folder):
+    loss = "{reads: mlp.in, writes: mlp.out, latents: 8, gate: {topk: 2}, loss: {gradients: 0.7}}"
+    text = GOOD.replace("tokens: 5000", "gradient_tokens: 300") + f"  felt: {loss}\n"
+    spec = parse_training_spec(text, base=folder)
+    assert spec.gradient_tokens == 300
+    assert [one.loss.gradients for one in spec.dictionaries.values()] == [0.0, 0.0, 0.7]
+
+
 @pytest.mark.parametrize("line, put, told", [
     (1, "train: 2", "line 1: train: expected 1, found 2"),
     (1, "atlas: 1", "line 1: atlas: is a build's spec; atlas build reads it"),
@@ -52,6 +60,8 @@ def test_a_spec_is_read_with_its_defaults(folder):
     (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, optimiser: sgd}", "expected 'adam' or 'muon'"),
     (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, rate: fast}", "expected a number, found 'fast'"),
     (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, write: x}", "did you mean 'writes'"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, loss: {gradients: 1}}", "loss.gradients: input"),
+    (6, "  tc: {reads: mlp.in, latents: 8, gate: {topk: 2}, loss: {gradient: 0}}", "you mean 'gradients'"),
 ])  # fmt: skip
 def test_each_mistake_is_told_with_its_line(folder, line, put, told):
     lines = GOOD.splitlines()

@@ -100,14 +100,17 @@ class Coder:
         y: Tensor,
         skip: bool,
         generator: torch.Generator,
-        tied: bool,
+        tied: bool | Tensor,
     ) -> Coder:
         """A start from rows x (n, d_in), y (n, d_out): decoders are outputs of random tokens, mixed with
-        noise so that no two are equal, encoders their inputs (`tied`: an autoencoder's, its decoders)."""
+        noise so that no two are equal, encoders their inputs (`tied`: an autoencoder's, its decoders, or
+        those through a matrix (d_out, d_in))."""
         picks = torch.randint(len(y), (size,), generator=generator)
         noise = torch.randn(size, y.shape[1], generator=generator) * y.std()
         W_dec = _unit(y[picks].cpu() + noise)
-        if tied:
+        if isinstance(tied, Tensor):
+            W_enc = W_dec @ tied
+        elif tied:
             W_enc = W_dec.clone()
         else:
             W_enc = _unit(x[picks].cpu() + torch.randn(size, x.shape[1], generator=generator) * x.std())

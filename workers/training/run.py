@@ -24,6 +24,7 @@ import torch
 from ingest.contexts import Contexts
 from ingest.errors import InputError
 from ingest.models.residual import ResidualModel
+from workers.training.metric import gradient_moments, root_of
 from workers.training.stream import Harvest, Stream, steps_of
 from workers.training.trainee import Job, Trainee
 
@@ -47,6 +48,7 @@ class TrainingPlan:
     autocast: bool = False  # the model's products in bfloat16
     bf16: bool = False  # latents chosen by bfloat16 pre-activations
     extreme: float = 20.0
+    gradient_tokens: int = 50_000  # run forward and back at the beginning, where a job asks for gradients
     device: str = "cpu"
     threads: int = 1
 
@@ -55,7 +57,7 @@ class TrainingPlan:
 class Progress:
     """A run at one moment."""
 
-    doing: str  # harvesting or training
+    doing: str  # harvesting, gradients or training
     rows: int  # met by each dictionary so far
     total: int
     rows_per_second: float
@@ -114,7 +116,13 @@ def train(
     def begin() -> None:
         nonlocal met, harvested
         rows = stream.some()
-        trainees.extend(_trainee(job, rows.values, plan) for job in plan.jobs)
+        if saved:
+            roots = [state["root"] for state in saved["trainees"]]
+        else:
+            roots = _roots(plan, model, contexts, tell)
+        trainees.extend(
+            _trainee(job, rows.values, plan, root) for job, root in zip(plan.jobs, roots, strict=True)
+        )
         if saved:
             for trainee, state in zip(trainees, saved["trainees"], strict=True):
                 trainee.restore(state)
@@ -151,9 +159,22 @@ def train(
     return TrainingRun(tuple(trainees), harvested, met, passes, spent[0], spent[1])
 
 
-def _trainee(job: Job, values: Any, plan: TrainingPlan) -> Trainee:
+def _trainee(job: Job, values: Any, plan: TrainingPlan, root: torch.Tensor | None) -> Trainee:
     read, given = job.sources
-    return Trainee(job, values[read], values[given], plan.device, plan.bf16)
+    return Trainee(job, values[read], values[given], plan.device, plan.bf16, root)
+
+
+def _roots(
+    plan: TrainingPlan, model: ResidualModel, contexts: Contexts, tell: Callable[[str], None]
+) -> list[torch.Tensor | None]:
+    """M^½ of each job that asks for one, all from the same gradients."""
+    points = sorted({job.point for job in plan.jobs if job.gradients})
+    if not points:
+        return [None] * len(plan.jobs)
+    moments = gradient_moments(
+        model, contexts, points, plan.gradient_tokens, plan.autocast, lambda _: tell("gradients")
+    )
+    return [root_of(moments[job.point], job.gradients) if job.gradients else None for job in plan.jobs]
 
 
 def _step_of(

@@ -7,6 +7,14 @@ from the first tokens harvested. Both are folded into the finished dictionary ex
 
 (and with a skip W' : W_skip = s_y W'/s_x, b_out less μ_x W_skip). Decoders keep unit norm, so an activation
 is the length of what it writes, in the units of the output.
+
+Where the error is measured by a metric M (workers.training.metric), y' = (y - μ_y) M^½/s_y, and what is
+written comes back:
+
+    W_dec = d M^-½,   b_out = s_y b_dec M^-½ + μ_y,   W_skip = s_y W' M^-½/s_x
+
+Encoder, gate and activations are as they were trained: decoders then have unit norm in the metric, not in
+the output's units.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from torch import Tensor
 
 from ingest.dictionaries import Dictionary, Encoder, JumpReLU, Read, ReLU, ScalarThreshold, TopK, Write
 from ingest.dictionaries.types import At, Gate
+from ingest.models.capture import Point
 from workers.training.coder import BatchTopKGate, Coder, GateSpec, JumpReLUGate, StepFigures, TopKGate
 from workers.training.stream import Source, sources_of
 
@@ -40,6 +49,7 @@ class Job:
     optimiser: str = "adam"  # or muon
     seed: int = 0
     revive_after: int | None = None  # rows without firing; None: the plan's
+    gradients: float = 0.0  # share of the loss's gradients in the error's metric, below 1
 
     @property
     def name(self) -> str:
@@ -51,30 +61,56 @@ class Job:
         """What is read and what is to be given back."""
         return sources_of(self.layer, self.read, self.write)
 
+    @property
+    def point(self) -> Point:
+        """Where it writes."""
+        return (self.layer, *(self.write or _written(self.read)))
+
 
 class Trainee:
     """A job at work."""
 
-    def __init__(self, job: Job, x: Tensor, y: Tensor, device: str = "cpu", bf16: bool = False) -> None:
-        """x (n, d_in), y (n, d_out): the first rows, from which scales and starting points come."""
+    def __init__(
+        self,
+        job: Job,
+        x: Tensor,
+        y: Tensor,
+        device: str = "cpu",
+        bf16: bool = False,
+        root: Tensor | None = None,
+    ) -> None:
+        """x (n, d_in), y (n, d_out): the first rows, from which scales and starting points come. root: M^½
+        (d_out, d_out) float64."""
         self.job = job
         generator = torch.Generator().manual_seed(job.seed)
         self.mean_x, self.scale_x = _scales(x)
         self.mean_y, self.scale_y = _scales(y)
+        self.root = root
+        if root is not None:
+            self.scale_y = float(((y.double() - self.mean_y) @ root).pow(2).mean().sqrt()) or 1.0
         some = torch.randperm(len(x), generator=generator)[:16384]
         to = torch.device(device)
+        tied: bool | Tensor = job.write is None
+        if tied and root is not None:  # e·x' = d·y'
+            tied = (root * (self.scale_x / self.scale_y)).float()
         self.coder = Coder.random(
             job.gate,
             job.latents,
             ((x[some] - self.mean_x) / self.scale_x).to(to),
-            ((y[some] - self.mean_y) / self.scale_y).to(to),
+            self._given(y[some]).to(to),
             job.skip,
             generator,
-            tied=job.write is None,
+            tied=tied,
         )
         self.coder.bf16 = bf16
         self.fvu, self.l0, self.steps, self.revived = 1.0, 0.0, 0, 0
         self._make_optimisers()
+
+    def _given(self, y: Tensor) -> Tensor:
+        """y' of rows (n, d_out)."""
+        if self.root is None:
+            return (y - self.mean_y) / self.scale_y
+        return (y - self.mean_y) @ (self.root / self.scale_y).float()
 
     def _make_optimisers(self) -> None:
         parameters = self.coder.parameters()
@@ -95,7 +131,7 @@ class Trainee:
         `revive_after` tokens begin anew."""
         to = self.coder.W_enc.device
         x = ((x - self.mean_x) / self.scale_x).to(to)
-        y = ((y - self.mean_y) / self.scale_y).to(to)
+        y = self._given(y).to(to)
         figures, gradients, squared = self.coder.step(x, y)
         for name, parameter in self.coder.parameters().items():
             parameter.grad = gradients[name]
@@ -140,10 +176,13 @@ class Trainee:
         ratio = self.scale_y / self.scale_x
         W_enc, W_dec = coder.W_enc.cpu().double() * ratio, coder.W_dec.cpu().double()
         b_enc = coder.b_enc.cpu().double() * self.scale_y - W_enc @ self.mean_x.double()
-        b_out = coder.b_dec.cpu().double() * self.scale_y + self.mean_y.double()
-        skip = None
-        if coder.W_skip is not None:
-            skip = coder.W_skip.cpu().double() * ratio
+        b_out = coder.b_dec.cpu().double() * self.scale_y
+        skip = None if coder.W_skip is None else coder.W_skip.cpu().double() * ratio
+        if self.root is not None:
+            back = torch.linalg.inv(self.root)
+            W_dec, b_out, skip = W_dec @ back, b_out @ back, None if skip is None else skip @ back
+        b_out = b_out + self.mean_y.double()
+        if skip is not None:
             b_out = b_out - self.mean_x.double() @ skip
         site, at = job.write or _written(job.read)
         return Dictionary(
@@ -179,6 +218,7 @@ class Trainee:
             "quiet": coder.quiet,
             "batch_threshold": coder.batch_threshold,
             "scales": [self.mean_x, self.scale_x, self.mean_y, self.scale_y],
+            "root": self.root,
             "figures": [self.fvu, self.l0, self.steps, self.revived],
         }
 
@@ -192,6 +232,7 @@ class Trainee:
             optimiser.load_state_dict(saved)
         self.coder.batch_threshold = state["batch_threshold"]
         self.mean_x, self.scale_x, self.mean_y, self.scale_y = state["scales"]
+        self.root = state["root"]
         self.fvu, self.l0, self.steps, self.revived = state["figures"]
 
 
