@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from atlas.store.result import Result
+from ingest.errors import printable
 
 __all__ = ["Answer", "Table", "brief", "printable", "visible"]
 
@@ -23,11 +24,6 @@ def visible(text: str) -> str:
     ' the' '\\n' '\\x1b[31m'
     """
     return repr(text)  # escapes what is not printable: controls, bidirectional marks, lone surrogates
-
-
-def printable(text: str) -> str:
-    """The same without quotes: for texts in which spaces do not matter."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def brief(text: str, most: int = 60) -> str:
@@ -83,8 +79,10 @@ class Table(Result):
             "<tr>" + "".join(f"<td>{escape(cell(self.columns[i], row[i]))}</td>" for i in shown) + "</tr>"
             for row in self.rows
         )
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{body}</table>{notes}"
+        notes = "".join(f"<p>{escape(printable(note))}</p>" for note in self.notes)
+        return (
+            f"<table><caption>{escape(printable(self.title))}</caption><tr>{head}</tr>{body}</table>{notes}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,5 +111,5 @@ class Answer:
             for name, value in self.facts.items()
         )
         tables = "".join(table._repr_html_() for table in self.tables.values())
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<h4>{escape(self.title)}</h4><table>{facts}</table>{tables}{notes}"
+        notes = "".join(f"<p>{escape(printable(note))}</p>" for note in self.notes)
+        return f"<h4>{escape(printable(self.title))}</h4><table>{facts}</table>{tables}{notes}"

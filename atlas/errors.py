@@ -1,5 +1,7 @@
 """The one error for an atlas, a store or a query that cannot be served as asked."""
 
+from ingest.errors import printable
+
 __all__ = ["AtlasError", "DiskFull"]
 
 
@@ -8,6 +10,9 @@ class AtlasError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class DiskFull(AtlasError):

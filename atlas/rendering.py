@@ -114,7 +114,7 @@ def draw(console: Console, shown: Answer | Table) -> None:
         _draw_table(console, shown)
         return
     if shown.title:
-        console.print(Text(shown.title, style="bold"))
+        console.print(Text(printable(shown.title), style="bold"))
     if shown.facts:
         from rich.table import Table as RichTable
 
@@ -129,7 +129,7 @@ def draw(console: Console, shown: Answer | Table) -> None:
             console.print()
         _draw_table(console, table)
     for note in shown.notes:
-        console.print(Text(note, style="dim"))
+        console.print(Text(printable(note), style="dim"))
 
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
@@ -145,7 +145,7 @@ def _draw_table(console: Console, table: Table) -> None:
     from rich.text import Text
 
     if table.title:
-        console.print(Text(table.title, style="bold"))
+        console.print(Text(printable(table.title), style="bold"))
     if not table.rows:
         console.print(Text("  none", style="dim"))
     elif (grid := _grid(table, console.width)) is not None:
@@ -153,7 +153,7 @@ def _draw_table(console: Console, table: Table) -> None:
     else:
         _draw_records(console, table)
     for note in table.notes:
-        console.print(Text(note, style="dim"))
+        console.print(Text(printable(note), style="dim"))
 
 
 def _grid(table: Table, width: int) -> RichTable | None:

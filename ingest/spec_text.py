@@ -40,8 +40,8 @@ class SpecError(InputError):
         if len(self.mistakes) == 1:
             super().__init__(f"{source}: {self.mistakes[0]}")
         else:
-            lines = "".join(f"\n  {mistake}" for mistake in self.mistakes)
-            super().__init__(f"{source}: {len(self.mistakes)} mistakes{lines}")
+            lines = [f"  {mistake}" for mistake in self.mistakes]
+            super().__init__(f"{source}: {len(self.mistakes)} mistakes", *lines)
 
 
 @dataclass(frozen=True)

@@ -99,3 +99,11 @@ def test_a_limit_is_added_only_where_there_is_none(cypher, bounded):
     assert (result != cypher) == bounded
     if bounded:
         assert [token.text for token in tokens(result)][-2:] == ["LIMIT", "7"]
+
+
+def test_titles_and_notes_cannot_act_on_a_terminal():
+    table = Table.of("t\x1b[31m", ("a",), [(1,)], notes=["n\x1b[31m\nforged"])
+    shown = Answer("a\x9b31m", {}, {"t": table}, ("\u202enote",))
+    for text in (as_text(shown), shown._repr_html_()):
+        assert not {"\x1b", "\x9b", "\u202e"} & set(text)
+    assert r"n\x1b[31m\nforged" in as_text(shown)
