@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ingest.dictionaries.hooks import mlp_input, read_hook, write_hook
 from ingest.dictionaries.types import At, Read
 from ingest.errors import InputError, near
+from ingest.spec_text import SpecError, parse_text
 
 if TYPE_CHECKING:
     from ingest.models import Facts
@@ -76,15 +75,18 @@ def read_config(path: Path, facts: Facts | None, *, cross_layer: bool = False) -
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        parsed = parse_text(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise InputError(
             f"{path}: no such file; it must name feature_input_hook and feature_output_hook"
         ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not YAML: {error}") from error
+    if parsed.twice:  # YAML would take the last one
+        raise SpecError(str(path), parsed.twice)
+    config = parsed.data
     if not isinstance(config, dict):
         raise InputError(
             f"{path}: expected keys and values, found {'nothing' if config is None else repr(config)}"

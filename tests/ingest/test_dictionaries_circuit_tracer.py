@@ -237,3 +237,10 @@ def test_a_file_replaced_after_opening_is_noticed(tmp_path):
     save_file(tensors(size=21), str(folder / "layer_0.safetensors"))
     with pytest.raises(InputError, match=r"layer_0\.safetensors: has changed since it was opened"):
         found.load(0)
+
+
+def test_listed_files_named_for_other_layers_are_refused(tmp_path):
+    files = ["layer_1.safetensors", "layer_0.safetensors"]
+    folder = write_set(tmp_path, {0: tensors(), 1: tensors(1)}, transcoders=files)
+    with pytest.raises(InputError, match=r"layer_1\.safetensors stands in the place of layer 0"):
+        opened(folder)

@@ -61,11 +61,7 @@ class CircuitTracer:
                 f"format {self.name!r} needs a path: the directory with config.yaml and layer_*.safetensors"
             )
         config = read_config(where / "config.yaml", facts)
-        files = (
-            _layer_files(where)
-            if config.listed is None
-            else dict(enumerate(where / name for name in config.listed))
-        )
+        files = _layer_files(where) if config.listed is None else _listed_files(where, config)
         chosen, notes = choose_layers(sorted(files), layers, facts, str(where))
         headers = {layer: read_header(files[layer]) for layer in chosen}
         for layer, header in headers.items():
@@ -106,6 +102,17 @@ def _lists(path: Path) -> bool:
         return bool(re.search(r"^transcoders\s*:", path.read_text(encoding="utf-8"), re.MULTILINE))
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _listed_files(where: Path, config: Config) -> dict[int, Path]:
+    files = dict(enumerate(where / name for name in config.listed or ()))
+    for layer, path in files.items():
+        if (match := _LAYER.fullmatch(path.name)) and int(match[1]) != layer:
+            raise InputError(
+                f"{config.path}: transcoders: {path.name} stands in the place of layer {layer}; expected the"
+                " files of layer 0, 1, … in their order"
+            )
+    return files
 
 
 def _layer_files(where: Path) -> dict[int, Path]:
