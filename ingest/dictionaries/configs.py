@@ -13,6 +13,7 @@ from ingest.errors import InputError, near
 __all__ = ["REQUIRED", "Fields", "read_json"]
 
 REQUIRED: Any = object()
+_MOST = 1e15  # no size, norm or factor is beyond; what is computed from them stays finite
 _LARGEST = 64 << 20  # bytes; a configuration has thousands
 
 
@@ -31,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is not JSON ({error})") from error
     try:
         values = json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # JSON that is none, or a number of 5000 digits
         raise InputError(f"{path}: is not JSON ({error}); copy or download it again") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected keys and values, found {_shown(values)}")
@@ -77,11 +78,15 @@ class Fields:
         if isinstance(value, bool) and bool not in kinds:
             fits = False
         elif isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
-            value, fits = float(value), True
+            value, fits = float(value) if abs(value) <= _MOST else value, True
         else:
             fits = isinstance(value, kinds)
         if not fits:
             raise InputError(f"{self.place(key)}: expected {_name(kind)}, found {_shown(value)}")
+        if isinstance(value, int | float) and not abs(value) <= _MOST:  # NaN too
+            raise InputError(
+                f"{self.place(key)}: expected a finite number of at most {_MOST:g}, found {_shown(value)}"
+            )
         return value
 
     def one_of(

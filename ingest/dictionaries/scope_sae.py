@@ -27,6 +27,7 @@ from ingest.dictionaries.scope import (
 )
 from ingest.dictionaries.tensor_files import (
     Entry,
+    check_finite,
     check_keys,
     check_shape,
     read_header,
@@ -247,6 +248,14 @@ def _load(
         scale,
     )
     weights, (written, where, at) = folded.weights, site.write
+    for what, tensor in (
+        ("encoder", weights.W_enc),
+        ("encoder's bias", weights.b_enc),
+        ("decoder", weights.W_dec),
+        ("decoder's bias", weights.b_dec),
+    ):
+        if tensor is not None:
+            check_finite(path, f"the {what} with its norms folded in", tensor, "F32")
     return Dictionary(
         set="",
         kind=kind,

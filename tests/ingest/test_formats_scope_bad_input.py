@@ -190,3 +190,21 @@ def test_a_layer_norm_model_is_told_that_the_files_do_not_say_which_form(tmp_pat
     assert any(
         "the files do not say on which form of the model" in note for note in opened(folder, centred).notes
     )
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e300])
+def test_a_factor_that_is_no_size_is_refused(tmp_path, factor):
+    write_now(tmp_path, known(), expansion_factor=factor)
+    refused(tmp_path, "expansion_factor: expected a finite number")
+
+
+def test_norms_that_overflow_the_decoder_are_refused(tmp_path):
+    write_now(
+        tmp_path,
+        known(),
+        {HOOK: 1e-30, MLP_OUT: 1e30},
+        hook_point_out=MLP_OUT,
+        norm_activation="dataset-wise",
+    )
+    with pytest.raises(InputError, match=r"the decoder with its norms folded in.* is infinite"):
+        opened(tmp_path).verify()

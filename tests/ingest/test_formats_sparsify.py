@@ -288,3 +288,12 @@ def test_both_files_are_needed(tmp_path):
     (folder / "cfg.json").unlink()
     with pytest.raises(InputError, match=r"no folder here holds cfg.json and sae.safetensors"):
         opened(folder, format="sparsify")
+
+
+@pytest.mark.parametrize("factor", ["NaN", "Infinity", "1e400"])
+def test_a_factor_that_is_no_number_is_refused(tmp_path, factor):
+    folder = write(tmp_path / "layers.1.mlp")
+    text = json.dumps(CONFIG).replace('"expansion_factor": 3', f'"expansion_factor": {factor}')
+    (folder / "cfg.json").write_text(text)
+    with pytest.raises(InputError, match="expansion_factor: expected a finite number"):
+        opened(folder)

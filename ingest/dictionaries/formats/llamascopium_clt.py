@@ -38,6 +38,7 @@ from ingest.dictionaries.scope import (
 from ingest.dictionaries.scope_sae import FILES, configured, holds, keys_in, weights_of
 from ingest.dictionaries.tensor_files import (
     Entry,
+    check_finite,
     check_keys,
     check_shape,
     read_header,
@@ -201,6 +202,7 @@ def _load(stack: _Stack, source: int) -> Dictionary:
         W_dec = part(f"W_D.{target}", source, 0)  # (F, d)
         squares += torch.linalg.vector_norm(W_dec, dim=1).double() ** 2
         W_dec.mul_(into / stack.scales[target].out)
+        check_finite(stack.path, f"W_D.{target}[{source}] with its norms folded in", W_dec, "F32")
         bias = part(f"b_D.{target}").div_(stack.scales[target].out) if target == source else None
         layer, site, at = stack.sites[target].write
         writes.append(Write(layer, site, at, W_dec, bias))
