@@ -77,6 +77,7 @@ class Origin:
     hook_key: str
     hook_out: str | None
     layer: int | None  # as said beside the hook
+    layer_out: int | None
     plain: bool
     centred: bool
     folded_values: bool
@@ -124,7 +125,8 @@ def read_config(path: Path) -> Config:
         raise InputError(f"{path}: k: expected at most the {d_sae} latents (d_sae), found {k}")
     fields.one_of("reshape_activations", ("none", "hook_z"), "none")  # the hook says it too
     details = metadata.take("training_architecture_details", dict, {})
-    trained_k = details.get("k") if isinstance(details.get("k"), int | float) else None
+    trained_k = k if k is not None else details.get("k")
+    told = isinstance(trained_k, int | float) and not isinstance(trained_k, bool) and 0 < trained_k <= d_sae
     config = Config(
         path=path,
         architecture=architecture,
@@ -137,7 +139,7 @@ def read_config(path: Path) -> Config:
         scales=scales,
         finetuned=finetuned,
         dtype=fields.take("dtype", str, None),
-        l0=k if k is not None else trained_k,
+        l0=trained_k if told else None,
         origin=_origin(metadata, legacy, transcoder),
         notes=(),
     )
@@ -204,12 +206,17 @@ def _subtracts(fields: Fields, transcoder: bool) -> bool:
 def _origin(fields: Fields, legacy: bool, transcoder: bool) -> Origin:
     hook_key = _renamed(fields, "hook_name", "hook_point")
     hook = fields.take(hook_key, str, None)
-    out = fields.take("hook_name_out", str, None) if transcoder else None
+    out = fields.take("hook_name_out", str, None)
+    if not transcoder and out not in (None, hook):
+        raise InputError(
+            f"{fields.place('hook_name_out')}: expected {hook or 'none'}, as an SAE gives back what it reads,"
+            f" found {out!r}; architecture should name a transcoder"
+        )
     layer = fields.take(_renamed(fields, "hook_layer", "hook_point_layer"), int, None)
     for key in (_renamed(fields, "hook_head_index", "hook_point_head_index"), "hook_head_index_out"):
         if fields.take(key, int, None) is not None:
             raise InputError(f"{fields.place(key)}: a dictionary of one head is not supported; expected null")
-    fields.ignore("hook_layer_out")  # the hook's name has it
+    layer_out = fields.take("hook_layer_out", int, None)
     library = fields.one_of(
         "model_class_name", ("HookedTransformer", "TransformerBridge", "AutoModelForCausalLM"),
         "HookedTransformer",
@@ -224,6 +231,7 @@ def _origin(fields: Fields, legacy: bool, transcoder: bool) -> Origin:
         hook_key=fields.place(hook_key),
         hook_out=out,
         layer=layer,
+        layer_out=layer_out,
         plain=library == "TransformerBridge" or bool(loading.get("fold_ln")),
         centred=bool(loading.get("center_writing_weights")),
         folded_values=bool(loading.get("fold_value_biases")),

@@ -180,7 +180,9 @@ def describe_set(
     reader = formats()[format] if format else _recognise(path)
     layout = reader.scan(path, facts, layers, declared)
     _check_declared(layout, facts, declared)
-    return dataclasses.replace(layout, notes=(*layout.notes, _FOLDED)) if layout.folded else layout
+    # Folding takes no mean out of a model whose norms take none out.
+    centred = layout.folded and (facts is None or facts.norm.centred)
+    return dataclasses.replace(layout, notes=(*layout.notes, _FOLDED)) if centred else layout
 
 
 def _recognise(path: Path) -> Format:

@@ -204,3 +204,71 @@ def test_the_tensors_types_win_over_the_declared_one(tmp_path):
     assert found.layout.dtypes == ("BF16",)
     assert torch.equal(found.load(1).encoders[0].W_enc, values["W_enc"].T.float())
     assert "cfg.json says float32, the tensors are BF16: they decide" in found.notes
+
+
+# --- what contradicts itself, or overflows ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture, metadata, told", [
+    ("standard", {"hook_name_out": MLP_OUT}, "hook_name_out: expected blocks.1.hook_resid_post, as an SAE"),
+    ("transcoder", {"hook_name_out": MLP_OUT, "hook_layer_out": 2}, "hook_layer_out: expected 1, .* found 2"),
+    ("transcoder", {"hook_name_out": "blocks.0.hook_mlp_out"}, "reads layer 1 and writes layer 0"),
+])  # fmt: skip
+def test_what_is_written_must_agree_with_itself(tmp_path, architecture, metadata, told):
+    config = transcoder() if architecture == "transcoder" else current()
+    config["metadata"] |= metadata
+    with pytest.raises(InputError, match=told):
+        opened(written(tmp_path, weights(), config))
+
+
+def test_an_sae_may_say_twice_where_it_stands(tmp_path):
+    found = opened(
+        written(tmp_path, weights(), current(metadata={"hook_name_out": POST, "hook_layer_out": 1}))
+    )
+    assert found.layout.writes == {1: ((1, "resid_post", At.STREAM),)}
+
+
+@pytest.mark.parametrize("r_mag", [100.0, -110.0])
+def test_a_gate_whose_scale_overflows_is_refused(tmp_path, r_mag):
+    values = weights("b_gate", "r_mag", "b_mag")
+    values["r_mag"][3] = r_mag
+    with pytest.raises(InputError, match=r"(encoder .*|exp\(-r_mag\))\[3.* is infinite"):
+        opened(written(tmp_path, values, current("gated"))).verify()
+
+
+def test_norms_that_overflow_the_encoder_are_refused(tmp_path):
+    values = weights()
+    values["W_dec"][2] = 1e38
+    values["W_enc"] *= 1e3
+    config = current("topk", k=3, rescale_acts_by_decoder_norm=True)
+    with pytest.raises(InputError, match=r"the encoder with its factors folded in\[2, 0\] is infinite"):
+        opened(written(tmp_path, values, config)).verify()
+
+
+@pytest.mark.parametrize("norm", [LAYER_NORM, Facts().norm])
+def test_a_hook_may_be_said_again_where_it_is_before_the_gain(tmp_path, norm):
+    config = transcoder()
+    config["metadata"]["model_from_pretrained_kwargs"] = {"fold_ln": True}
+    said = Declared(reads="ln2.hook_normalized", writes="hook_mlp_out")
+    found = opened(written(tmp_path, weights(), config), Facts(norm=norm), declared=said)
+    assert found.layout.read == Read("mlp.in", Space.NORMALISED)
+    with pytest.raises(InputError, match=r"reads says mlp\.in"):  # which is after the gain
+        opened(tmp_path, Facts(norm=norm), declared=Declared(reads="mlp.in"))
+
+
+def test_no_mean_is_said_to_be_taken_out_where_norms_take_none(tmp_path):
+    kwargs = {"model_from_pretrained_kwargs": {"center_writing_weights": True}}
+    folder = written(tmp_path, weights(), current(metadata=kwargs))
+    for norm, said in ((LAYER_NORM, True), (Facts().norm, False)):
+        assert any("folded model" in note for note in opened(folder, Facts(norm=norm)).notes) is said
+
+
+@pytest.mark.parametrize("text, told", [
+    ('{"architecture": "standard", "d_in": ' + 5000 * "1" + "}", "is not JSON"),
+    ('{"architecture": "standard", "d_in": ' + 400 * "1" + "}", "d_in: expected a finite number"),
+])  # fmt: skip
+def test_numbers_without_end_are_refused(tmp_path, text, told):
+    folder = written(tmp_path, weights(), current())
+    (folder / "cfg.json").write_text(text)
+    with pytest.raises(InputError, match=told):
+        opened(folder)

@@ -25,7 +25,14 @@ from ingest.dictionaries.found import FolderFormat, Found, check_declared, check
 from ingest.dictionaries.hooks import ReadHook, WriteHook, mlp_input, read_hook, write_hook
 from ingest.dictionaries.layout import Declared
 from ingest.dictionaries.saelens_config import Config, read_config
-from ingest.dictionaries.tensor_files import Entry, check_keys, check_shape, read_header, read_tensors
+from ingest.dictionaries.tensor_files import (
+    Entry,
+    check_finite,
+    check_keys,
+    check_shape,
+    read_header,
+    read_tensors,
+)
 from ingest.dictionaries.types import (
     Dictionary,
     Encoder,
@@ -121,9 +128,9 @@ def _place(config: Config, facts: Facts | None, declared: Declared) -> _Place:
         write = write_hook(hook, facts, said)
     layer = _layer(config, read, declared)
     read = dataclasses.replace(read, layer=layer)
-    write = dataclasses.replace(write, layer=layer if write.layer is None else write.layer)
+    write = dataclasses.replace(write, layer=_layer_written(config, layer, write))
     if origin.hook is not None:
-        check_declared(declared, read, write, facts, said)
+        check_declared(declared, read, write, facts, said, folded=origin.plain)
     if origin.folded_values and read.read.site == "attn.z":
         raise InputError(
             f"{config.path}: made where fold_value_biases had taken the values' biases out of {hook}, which"
@@ -150,6 +157,20 @@ def _layer(config: Config, read: ReadHook, declared: Declared) -> int:
         listed = ", ".join(f"{where} says {layer}" for where, layer in said.items())
         raise InputError(f"{config.path}: of which layer? {listed}")
     return next(iter(said.values()))
+
+
+def _layer_written(config: Config, layer: int, write: WriteHook) -> int:
+    beside = config.origin.layer_out
+    if write.layer is not None and beside not in (None, write.layer) and write.site != "embed":
+        raise InputError(
+            f"{config.path}: hook_layer_out: expected {write.layer}, as the hook's name says, found {beside}"
+        )
+    written = next((one for one in (write.layer, beside) if one is not None), layer)
+    if written < layer:
+        raise InputError(
+            f"{config.path}: reads layer {layer} and writes layer {written}; expected none before it"
+        )
+    return written
 
 
 # --- the weights --------------------------------------------------------------------------------------------
@@ -183,6 +204,8 @@ def _load(
     path: Path, header: Mapping[str, Entry], config: Config, place: _Place, written: int, factor: str | None
 ) -> Dictionary:
     tensors = read_tensors(path, header)
+    if "r_mag" in tensors:
+        check_finite(path, "exp(-r_mag)", (-tensors["r_mag"]).exp(), "F32")
     W_enc, W_dec, b_dec = tensors["W_enc"].T, tensors["W_dec"], tensors["b_dec"]  # (F, d_in), (F, d_out)
     gate, W_enc, b_enc = _gate(config, tensors, W_enc)
     if config.scales:
@@ -193,6 +216,8 @@ def _load(
         W_dec = W_dec * tensors[factor][:, None]
     if place.centred and config.norm == "none":
         gate, W_enc, b_enc = _centred(gate, W_enc, b_enc, b_dec if config.subtracts else None)
+    for what, tensor in (("the encoder", W_enc), ("the encoder's bias", b_enc), ("the decoder", W_dec)):
+        check_finite(path, f"{what} with its factors folded in", tensor, "F32")
     skip = tensors.get("W_skip")
     return Dictionary(
         set="",
