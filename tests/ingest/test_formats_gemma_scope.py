@@ -182,3 +182,8 @@ def test_a_truncated_file_is_refused(tmp_path):
     path = where / "params.npz"
     path.write_bytes(path.read_bytes()[:-100])
     assert "truncated, damaged or no .npz file" in refused(where)
+
+
+def test_attentions_input_is_not_taken_for_the_mlps(tmp_path):
+    line = refused(write(tmp_path / "layer_1"), declared=Declared(reads="ln1.hook_normalized"))
+    assert "cannot be written to" in line

@@ -172,7 +172,7 @@ def _gate(
     if k is not None and config.k not in (None, k):
         notes.append(f"{_CONFIG} says k {config.k}, {_WEIGHTS} has {k}: the tensor decides")
     if found.name == "AutoEncoderTopK":
-        if not isinstance(k, int) or not 1 <= k <= size:
+        if type(k) is not int or not 1 <= k <= size:
             raise InputError(
                 f"{path}: k is {'in neither it nor ' + _CONFIG if k is None else k}; expected a whole number"
                 f" of 1 to the {size} latents"

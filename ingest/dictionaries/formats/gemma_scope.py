@@ -124,7 +124,7 @@ def _hooks(folder: Path, embedding: bool, declared: Declared) -> tuple[str, str,
     """Names of what is read and written, and what was taken from a folder's name."""
     if declared.reads is not None:
         # An SAE writes what it reads; only an MLP's transcoder can be told by its input alone.
-        transcodes = declared.reads.endswith(("mlp.in", "mlp.hook_in", "hook_mlp_in", "hook_normalized"))
+        transcodes = declared.reads.endswith(("mlp.in", "mlp.hook_in", "hook_mlp_in", "ln2.hook_normalized"))
         return declared.reads, declared.writes or ("hook_mlp_out" if transcodes else declared.reads), ()
     repositories = [match for part in folder.absolute().parts if (match := _REPOSITORY.fullmatch(part))]
     if embedding:
