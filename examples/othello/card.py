@@ -39,9 +39,9 @@ def _model(figures: dict[str, Any], trained: dict[str, Any]) -> Iterator[str]:
         "A GPT-2 of 6 layers, 8 heads and width 128 (GELU, learned positions, 61 tokens: 60 squares and a"
         " pad) that predicts the next move of uniformly random legal Othello games. Trained by"
         f" `examples/othello/train_model.py` on {trained['games']:,} games in {trained['steps']:,} steps with"
-        " Muon, towards the uniform distribution over the legal moves. All weights are float16; every figure"
-        " below is measured on the files by `examples/othello/make.py`, which writes this card, and"
-        " `tests/examples` measures a sample again."
+        f" Muon, towards the uniform distribution over the legal moves{_besides(trained)}. All weights are"
+        " float16; every figure below is measured on the files by `examples/othello/make.py`, which writes"
+        " this card, and `tests/examples` measures a sample again."
     )
     yield ""
     yield (
@@ -56,6 +56,13 @@ def _model(figures: dict[str, Any], trained: dict[str, Any]) -> Iterator[str]:
     yield f"| cross-entropy of the moves played | {_pm(model['ce'], model['ce_se'])} nats |"
     yield ""
     yield "±: standard error over games."
+
+
+def _besides(trained: dict[str, Any]) -> str:
+    """What some part of the training asked for beside that distribution."""
+    parts = [part for part in trained.get("parts", ()) if "--legal" in part["schedule"]]
+    steps = sum(part["steps"] for part in parts)
+    return f" (the last {steps:,} steps: and towards legal moves as such, `--legal`)" if parts else ""
 
 
 def _dictionaries(folder: Path, figures: dict[str, Any]) -> Iterator[str]:

@@ -3,8 +3,9 @@
     python -m examples.othello.make --seed 1
 
 What is there already is kept: delete `transcoders` and `saes` to train them anew, `model.safetensors` for the
-model. Figures, labels and card are written each time, measured on the float16 files. A model takes about an
-hour and a half on one thread, its dictionaries a quarter of an hour, the figures a few minutes.
+model. Figures, labels and card are written each time, measured on the float16 files. A model takes about two
+hours on one thread, its dictionaries a quarter of an hour, the figures a few minutes. The shipped models were
+trained in parts, each going on from the one before (`train_model --start`): training.json has the schedules.
 """
 
 from __future__ import annotations
