@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from workers.plan import Report
     from workers.progress import Display
 
-__all__ = ["Built", "Watch", "build", "check_place", "code_version", "open_sources", "run_hash"]
+__all__ = [
+    "Built",
+    "Watch",
+    "build",
+    "check_device",
+    "check_place",
+    "code_version",
+    "open_sources",
+    "run_hash",
+]
 
 SCALED = (
     "its latents' scale is free, so rules on |V| (absolute, top) compare them as if each wrote a unit vector;"
@@ -154,7 +163,7 @@ def build(
     """
     watch = watch or Watch()
     check_place(path)
-    _check_device(device)
+    check_device(device)
     begin = time.monotonic()
     started = _now()
     models, sets, notes = open_sources(spec, watch)
@@ -285,7 +294,8 @@ def _as_loaded(folder: AtlasFolder, manifest: Any) -> Any:
     )
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """InputError for a device that is not here."""
     if device == "cpu":
         return
     import torch

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from atlas.answers import Answer, Table
+from atlas.building import check_device
+from atlas.training_folders import check_room, is_of, make_room, unfinished
 from ingest.contexts import Contexts, make_contexts
 from ingest.corpora import open_corpus
 from ingest.dictionaries import Dictionary, ScalarThreshold, TopK, open_set
@@ -30,7 +32,7 @@ from ingest.models import Facts, ResidualModel, describe_model, open_model
 from ingest.models.tokenizer import open_tokenizer
 from ingest.training_spec import SetSection, TrainingSpec
 from workers.training.coder import BatchTopKGate, GateSpec, JumpReLUGate, ReLUGate, TopKGate
-from workers.training.run import Progress, TrainingPlan, train
+from workers.training.run import Progress, TrainingPlan, fingerprint, train
 from workers.training.stream import Harvest, Source
 from workers.training.trainee import Job, Trainee
 
@@ -114,7 +116,7 @@ def training_plan(
         for layer in layers:
             if layer >= facts.n_layers:
                 raise InputError(
-                    f"{spec.source}: dictionaries.{name}.layers: layer {layer}; the model has layers 0 to"
+                    f"{spec.place('dictionaries', name, 'layers')}: layer {layer}; the model has layers 0 to"
                     f" {facts.n_layers - 1}"
                 )
             jobs.append(
@@ -151,18 +153,20 @@ def run_training(
     every: float = 60.0,
 ) -> Trained:
     """Trains, writes and measures the dictionaries of a spec. A run that was stopped goes on from
-    `out/checkpoint.pt`. Raises InputError."""
+    `out/checkpoint.pt`; every set is there whole, with its record, or not at all. Raises InputError."""
     begun = time.monotonic()
+    check_device(device)
     plan = training_plan(
         spec, describe_model(spec.model), device=device, threads=threads, autocast=autocast, bf16=bf16
     )
-    for name in spec.dictionaries:
-        if (out / name).exists():
-            raise InputError(f"{out / name}: is there already; give another folder with --out, or remove it")
+    checkpoint = out / "checkpoint.pt"
+    check_room(out, spec.dictionaries, resuming=checkpoint.exists())
     model = open_model(spec.model)
     contexts = _contexts(spec, model, "train")
     held_out = _contexts(spec, model, "held-out", HELD_OUT_CONTEXTS)
-    checkpoint = out / "checkpoint.pt"
+    of = fingerprint(plan, model, contexts)
+    there = {name for name, entry in spec.dictionaries.items() if is_of(out / name, of, entry)}
+    make_room(out)
     run = train(model, contexts, plan, checkpoint, watch, every)
     harvest = Harvest(
         model, held_out, tuple({source for job in plan.jobs for source in job.sources}), extreme=float("inf")
@@ -175,21 +179,25 @@ def run_training(
         if run.passes > 1
         else []
     )
-    for name, entry in spec.dictionaries.items():
-        mine = [trainee for trainee in run.trainees if trainee.job.set == name]
-        folder, said = _written(out / name, entry, mine, model, rows.values)
-        notes += [note for note in said if note not in notes]
-        opened = open_set(folder, name=name, model=model)
-        for trainee in mine:
-            job, dictionary = trainee.job, opened.load(trainee.job.layer)
-            x, y = (rows.values[source] for source in job.sources)
-            figures.append(_measured(trainee, dictionary, x, y))
-        folders.append(folder)
-        record = _record(
-            spec, plan, model, contexts, run.harvested, run.met, [f for f in figures if f.set == name]
-        )
-        (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    checkpoint.unlink(missing_ok=True)
+    with unfinished(out) as beside:
+        for name, entry in spec.dictionaries.items():
+            mine = [trainee for trainee in run.trainees if trainee.job.set == name]
+            folder, said = _written(beside / name, entry, mine, model, rows.values)
+            notes += [note for note in said if note not in notes]
+            opened = open_set(folder, name=name, model=model)
+            for trainee in mine:
+                job, dictionary = trainee.job, opened.load(trainee.job.layer)
+                x, y = (rows.values[source] for source in job.sources)
+                figures.append(_measured(trainee, dictionary, x, y))
+            record = {"run": of} | _record(
+                spec, plan, model, contexts, run.harvested, run.met, [f for f in figures if f.set == name]
+            )
+            (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            folders.append(out / name)
+        for name in spec.dictionaries:
+            if name not in there:
+                (beside / name).rename(out / name)
+        checkpoint.unlink(missing_ok=True)
     return Trained(
         tuple(folders), tuple(figures), tuple(notes), run.harvested, run.met, time.monotonic() - begun
     )
@@ -201,22 +209,20 @@ def run_training(
 def _sites(
     spec: TrainingSpec, name: str, entry: SetSection, facts: Facts
 ) -> tuple[Read, tuple[str, At] | None]:
-    place = f"{spec.source}: dictionaries.{name}"
-    found = read_hook(entry.reads, facts, f"{place}.reads")
+    reads, writes, layouts = (spec.place("dictionaries", name, key) for key in ("reads", "writes", "layout"))
+    found = read_hook(entry.reads, facts, reads)
     if found.layer not in (None, 0) or (found.layer == 0 and found.read.site != "embed"):
-        raise InputError(f"{place}.reads: {entry.reads} names a layer; say it with layers")
+        raise InputError(f"{reads}: {entry.reads} names a layer; say it with layers")
     layout = _layout(entry)
     if entry.writes is None:
-        write_hook(entry.reads, facts, f"{place}.reads")  # an autoencoder needs a place that can be written
+        write_hook(entry.reads, facts, reads)  # an autoencoder needs a place that can be written
         if layout != "saelens":
-            raise InputError(
-                f"{place}.layout: {layout} holds transcoders; expected saelens for an autoencoder"
-            )
+            raise InputError(f"{layouts}: {layout} holds transcoders; expected saelens for an autoencoder")
         return found.read, None
-    written = write_hook(entry.writes, facts, f"{place}.writes")
+    written = write_hook(entry.writes, facts, writes)
     if layout == "circuit-tracer" and (found.read.site, written.site) != ("mlp.in", "mlp"):
         raise InputError(
-            f"{place}.layout: circuit-tracer holds what reads mlp.in and writes mlp.out; expected saelens"
+            f"{layouts}: circuit-tracer holds what reads mlp.in and writes mlp.out; expected saelens"
         )
     return found.read, (written.site, written.at)
 

@@ -19,8 +19,9 @@ the spec's folder. Neither torch nor transformers is imported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,9 +45,10 @@ def _gate(value: Any) -> Any:
             f"expected one of {', '.join(GATES)} with its number, as {{topk: 32}}, found {value!r}"
         )
     name, number = next(iter(value.items()))
+    number = _number(number)
     if name not in GATES:
         raise ValueError(f"unknown gate {name!r}{near(name, GATES)}")
-    if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
         raise ValueError(f"{name}: expected a number above 0, found {number!r}")
     if name in ("topk", "batchtopk") and int(number) != number:
         raise ValueError(f"{name}: expected a whole number of latents, found {number!r}")
@@ -64,7 +66,7 @@ def _number(value: Any) -> Any:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class LossSection(_Section):
@@ -99,15 +101,15 @@ class _File(_Section):
     corpus: str
     dictionaries: Annotated[dict[Name, SetSection], Field(min_length=1)]
     tokens: Annotated[int, Field(ge=1)] = 1_000_000
-    reuse: Annotated[float, Field(gt=0)] = 3.0
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    reuse: Annotated[float, BeforeValidator(_number), Field(gt=0, le=10_000)] = 3.0
+    held_out: Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)] = 0.1
     context: Annotated[int, Field(ge=2)] | None = None
     pad: Annotated[int, Field(ge=0)] | None = None
     buffer: Annotated[int, Field(ge=2)] = 131_072
     batch: Annotated[int, Field(ge=1)] = 4096
     revive_after: Annotated[int, Field(ge=1)] = 200_000
     gradient_tokens: Annotated[int, Field(ge=1)] = 50_000
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=2_000_000)] = 0  # each layer has one of its own, of 32 bits
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ class TrainingSpec:
     gradient_tokens: int  # run forward and back, where a loss asks for gradients
     seed: int
     source: str
+    lines: Mapping[tuple[str | int, ...], int] = field(default_factory=dict, repr=False)
+
+    def place(self, *keys: str | int) -> str:
+        """`spec.yaml: line 9: dictionaries.tc.reads`, as an error begins; without a file no line."""
+        known = next((keys[:n] for n in range(len(keys), 0, -1) if keys[:n] in self.lines), None)
+        line = f"line {self.lines[known]}: " if known else ""
+        return f"{self.source}: {line}{'.'.join(map(str, keys))}"
 
 
 def load_training_spec(path: str | Path) -> TrainingSpec:
@@ -168,6 +177,7 @@ def parse_training_spec(text: str, *, source: str = "spec", base: Path | None = 
         corpus=places[file.corpus],
         dictionaries=file.dictionaries,
         source=source,
+        lines=parsed.lines,
         **{key: getattr(file, key) for key in (
             "tokens", "reuse", "held_out", "context", "pad", "buffer", "batch", "revive_after",
             "gradient_tokens", "seed",
@@ -178,6 +188,9 @@ def parse_training_spec(text: str, *, source: str = "spec", base: Path | None = 
 def _set_mistakes(text: SpecText, file: _File) -> list[Mistake]:
     mistakes: list[Mistake] = []
     for name, entry in file.dictionaries.items():
+        if name.startswith("checkpoint.pt"):
+            why = "a run's own files have such names; expected another"
+            mistakes.append(text.mistake(("dictionaries", name), why))
         kind, number = entry.gate
         if kind != "relu" and number > entry.latents:
             why = f"expected at most the {entry.latents} latents, found {number:g}"

@@ -1,6 +1,7 @@
 """`atlas train` through the program: sets that other commands read, and mistakes told before any work."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch
 from click.testing import CliRunner
 
 from atlas.cli.program import program
+from atlas.training import run_training
 from ingest.dictionaries import JumpReLU, TopK, open_set
 from ingest.models import open_model
+from ingest.training_spec import load_training_spec
 from tests.atlas.tiny_source import write_model
 
 torch.set_num_threads(1)
@@ -124,3 +127,72 @@ def test_a_corpus_shorter_than_a_context_is_one_error(place, tmp_path):
     spec.write_text(HEAD.replace("ids.npy", "short.txt") + SETS)
     done = run(spec, "--out", tmp_path / "out", code=1)
     assert "\n" not in str(done.exception) and not (tmp_path / "out").exists()
+
+
+# --- stopped, and refused by the disk -----------------------------------------------------------------------
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("before", ["training.json", "sae", "checkpoint.pt"])
+def test_a_run_stopped_while_it_writes_its_sets_ends_as_one_that_was_not(place, trained, tmp_path, before):
+    """Stopped before the first record is written, between two sets, or with all of them there."""
+
+    class Stopped(BaseException):
+        """A kill, which no handler of errors sees."""
+
+    def stopping(method):
+        def instead(path, *given, **named):
+            if path.name == before:
+                raise Stopped
+            return method(path, *given, **named)
+
+        return instead
+
+    spec = load_training_spec(place / "spec.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("write_text", "rename", "unlink"):
+            patch.setattr(Path, name, stopping(getattr(Path, name)))
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(Stopped):
+            run_training(spec, tmp_path / "out")
+    assert (tmp_path / "out" / "checkpoint.pt").exists()
+    run(place / "spec.yaml", "--out", tmp_path / "out", "--threads", 1)
+    assert files_of(tmp_path / "out") == files_of(trained[0])
+
+
+def test_a_set_of_another_run_is_not_taken_for_this_ones(place, tmp_path):
+    out = tmp_path / "out"
+    (out / "tc").mkdir(parents=True)
+    (out / "tc" / "training.json").write_text('{"run": "another", "set": {}}')
+    (out / "checkpoint.pt").write_bytes(b"")
+    assert "tc: is there already" in str(run(place / "spec.yaml", "--out", out, code=1).exception)
+
+
+def test_what_a_disk_refuses_is_one_error(place, tmp_path, monkeypatch):
+    def full(state, path):
+        path.write_bytes(b"some")
+        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 0 vs 1")
+
+    monkeypatch.setattr(torch, "save", full)
+    done = run(place / "spec.yaml", "--out", tmp_path / "out", code=1)
+    assert "checkpoint.pt: cannot be written" in str(done.exception)
+    assert not list((tmp_path / "out").iterdir())
+    (tmp_path / "file").write_text("mine")
+    done = run(place / "spec.yaml", "--out", tmp_path / "file", code=1)
+    assert "file: is a file; expected a folder" in str(done.exception)
+
+
+def test_a_device_that_is_not_here_is_one_error(place, tmp_path):
+    assert "device abacus: expected cpu" in str(
+        run(place / "spec.yaml", "--out", tmp_path / "o", "--device", "abacus", code=1).exception
+    )
+
+
+def test_a_mistake_in_a_hook_is_told_with_its_line(place, tmp_path):
+    spec = place / "line.yaml"
+    spec.write_text(HEAD + "dictionaries:\n  s:\n    latents: 8\n    reads: mlp.on\n    gate: {topk: 2}\n")
+    done = run(spec, "--out", tmp_path / "out", code=1)
+    assert "line.yaml: line 11: dictionaries.s.reads: unknown hook" in str(done.exception)

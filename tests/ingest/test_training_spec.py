@@ -69,3 +69,26 @@ def test_each_mistake_is_told_with_its_line(folder, line, put, told):
     with pytest.raises(SpecError) as caught:
         parse_training_spec("\n".join(lines), base=folder)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("old, new, told", [
+    ("{topk: 8}", "{topk: .inf}", "line 6: dictionaries.tc.gate: topk: expected a number above 0, found inf"),
+    ("rate: 1e-3", "rate: .inf", "line 6: dictionaries.tc.rate: .*finite"),
+    ("tokens: 5000", "reuse: .inf", "line 4: reuse: .*finite"),
+    ("tokens: 5000", "seed: 99999999999999999999", "line 4: seed: "),
+    ("  tc:", "  checkpoint.pt:", r"line 6: dictionaries.checkpoint.pt: a run's own files"),
+])  # fmt: skip
+def test_what_no_run_can_use_is_told_with_its_line(folder, old, new, told):
+    with pytest.raises(SpecError, match=told):
+        parse_training_spec(GOOD.replace(old, new), base=folder)
+
+
+def test_small_numbers_are_numbers_wherever_they_stand(folder):
+    text = GOOD.replace("tokens: 5000", "held_out: 1e-2").replace("{topk: 8}", "{relu: 1e-3}")
+    found = parse_training_spec(text, base=folder)
+    assert found.held_out == 0.01 and found.dictionaries["tc"].gate == ("relu", 1e-3)
+
+
+def test_a_place_is_told_with_its_line(folder):
+    spec = parse_training_spec(GOOD, source="spec.yaml", base=folder)
+    assert spec.place("dictionaries", "tc", "layout") == "spec.yaml: line 6: dictionaries.tc.layout"

@@ -189,3 +189,12 @@ def test_a_checkpoint_of_another_run_is_refused(model, contexts, tmp_path):
     checkpoint.write_bytes(b"no checkpoint")
     with pytest.raises(InputError, match="cannot be read as a checkpoint"):
         train(model, contexts, small, checkpoint)
+
+
+def test_a_checkpoint_of_other_tokens_of_the_same_documents_is_refused(model, contexts, tmp_path):
+    checkpoint = tmp_path / "checkpoint.pt"
+    small = dataclasses.replace(PLAN, jobs=JOBS[:1], tokens=1200, buffer=1000)
+    train(model, contexts, small, checkpoint, every=0)
+    for other in ({"tokens": contexts.tokens[:, ::-1].copy()}, {"pad": 3}):
+        with pytest.raises(InputError, match="is of another run"):
+            train(model, dataclasses.replace(contexts, **other), small, checkpoint)

@@ -28,7 +28,7 @@ from workers.training.metric import gradient_moments, root_of
 from workers.training.stream import Harvest, Stream, steps_of
 from workers.training.trainee import Job, Trainee
 
-__all__ = ["Progress", "TrainingPlan", "TrainingRun", "train"]
+__all__ = ["Progress", "TrainingPlan", "TrainingRun", "fingerprint", "train"]
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def train(
     half = max(1, round(plan.buffer / 2 / scored))
     rounds = max(1, round(plan.tokens / (half * scored)) - 1)
     stream = Stream(harvest, half, plan.seed)
-    fingerprint = _fingerprint(plan, model, contexts)
-    saved = _resumed(checkpoint, fingerprint)
+    run = fingerprint(plan, model, contexts)
+    saved = _resumed(checkpoint, run)
     total = rounds * plan.batch * steps_of(half * scored, plan.batch, plan.reuse)
     trainees: list[Trainee] = []
     met, harvested, spent = 0, 0, [0.0, 0.0]
@@ -150,7 +150,7 @@ def train(
             harvested = (number + 2) * half * scored
             if checkpoint and (time.monotonic() - kept >= every or number + 1 == rounds):
                 kept = time.monotonic()
-                state = {"round": number + 1, "met": met, "harvested": harvested, "of": fingerprint}
+                state = {"round": number + 1, "met": met, "harvested": harvested, "of": run}
                 _keep(checkpoint, state | {"trainees": [trainee.state() for trainee in trainees]})
     if not trainees:  # resumed after its last round
         begin()
@@ -200,17 +200,21 @@ def _step_of(
 # --- checkpoints --------------------------------------------------------------------------------------------
 
 
-def _fingerprint(plan: TrainingPlan, model: ResidualModel, contexts: Contexts) -> str:
+def fingerprint(plan: TrainingPlan, model: ResidualModel, contexts: Contexts) -> str:
     """Of all that decides a run's result."""
     told = asdict(plan)
     for free in ("threads", "device", "contexts_at_once"):
         told.pop(free)
     told |= {"model": model.hash, "documents": list(contexts.documents), "contexts": len(contexts)}
     told |= {"length": contexts.length, "order": contexts.seed, "first": contexts.first_scored}
+    tokens = hashlib.sha256()  # another tokenizer cuts the same documents otherwise
+    for lo in range(0, len(contexts), 8192):
+        tokens.update(contexts.tokens[lo : lo + 8192].tobytes())
+    told |= {"pad": contexts.pad, "tokens": tokens.hexdigest()}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _resumed(checkpoint: Path | None, fingerprint: str) -> dict[str, Any] | None:
+def _resumed(checkpoint: Path | None, run: str) -> dict[str, Any] | None:
     if checkpoint is None or not checkpoint.exists():
         return None
     try:
@@ -220,7 +224,7 @@ def _resumed(checkpoint: Path | None, fingerprint: str) -> dict[str, Any] | None
         raise InputError(
             f"{checkpoint}: cannot be read as a checkpoint ({type(error).__name__}); delete it to begin anew"
         ) from error
-    if of != fingerprint:
+    if of != run:
         raise InputError(
             f"{checkpoint}: is of another run (the spec, the model or the corpus has changed); delete it to"
             " begin anew"
@@ -229,7 +233,15 @@ def _resumed(checkpoint: Path | None, fingerprint: str) -> dict[str, Any] | None
 
 
 def _keep(checkpoint: Path, state: dict[str, Any]) -> None:
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
     part = checkpoint.with_name(checkpoint.name + ".part")
-    torch.save(state, part)
-    part.replace(checkpoint)
+    try:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, part)
+        part.replace(checkpoint)
+    except (OSError, RuntimeError) as error:  # torch's own, of a disk that is full
+        part.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or "the disk is full, or the folder is gone"
+        raise InputError(
+            f"{checkpoint}: cannot be written ({why}); make room, the same command goes on from the"
+            f" {'last one' if checkpoint.exists() else 'beginning'}"
+        ) from error
