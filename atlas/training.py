@@ -20,6 +20,7 @@ import torch
 from atlas.answers import Answer, Table
 from atlas.building import check_device
 from atlas.training_folders import check_room, is_of, make_room, unfinished
+from atlas.training_starts import starts_of
 from ingest.contexts import Contexts, make_contexts
 from ingest.corpora import open_corpus
 from ingest.dictionaries import Dictionary, ScalarThreshold, TopK, open_set
@@ -162,12 +163,18 @@ def run_training(
     checkpoint = out / "checkpoint.pt"
     check_room(out, spec.dictionaries, resuming=checkpoint.exists())
     model = open_model(spec.model)
+    starts = starts_of(spec, plan.jobs, model)
+    jobs = tuple(
+        dataclasses.replace(job, start=starts[job.name].hash if job.name in starts else None)
+        for job in plan.jobs
+    )
+    plan = dataclasses.replace(plan, jobs=jobs)
     contexts = _contexts(spec, model, "train")
     held_out = _contexts(spec, model, "held-out", HELD_OUT_CONTEXTS)
     of = fingerprint(plan, model, contexts)
     there = {name for name, entry in spec.dictionaries.items() if is_of(out / name, of, entry)}
     make_room(out)
-    run = train(model, contexts, plan, checkpoint, watch, every)
+    run = train(model, contexts, plan, checkpoint, watch, every, starts=starts)
     harvest = Harvest(
         model, held_out, tuple({source for job in plan.jobs for source in job.sources}), extreme=float("inf")
     )

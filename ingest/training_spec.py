@@ -13,8 +13,9 @@ A set with `writes` is a transcoder (with `skip: true` beside a linear path), on
 what it reads. Sites are ours (mlp.in, mlp.out, attn.out, attn.z, resid_post, embed, …) or hook names. gate:
 topk or batchtopk with k, jumprelu with the L0 wanted, relu with the weight of its L1. `loss: {gradients: a}`,
 0 ≤ a < 1, weights the directions of the error by what the model's cross-entropy feels of them (a share a of
-that, the rest all directions alike); it takes one backward pass over `gradient_tokens`. Paths are seen from
-the spec's folder. Neither torch nor transformers is imported.
+that, the rest all directions alike); it takes one backward pass over `gradient_tokens`. `start: PLACE` goes
+on from a trained set of the same sites, layers, latents and gate. Paths are seen from the spec's folder.
+Neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class SetSection(_Section):
     gate: Annotated[Any, BeforeValidator(_gate)]
     skip: bool = False
     loss: LossSection = LossSection()
+    start: str | None = None  # a trained set to go on from
     rate: Annotated[float, BeforeValidator(_number), Field(gt=0)] = 1e-3
     optimiser: Literal["adam", "muon"] = "adam"
     revive_after: Annotated[int, Field(ge=1)] | None = None  # rows; default: the file's
@@ -167,6 +169,15 @@ def parse_training_spec(text: str, *, source: str = "spec", base: Path | None = 
                 places[place] = resolve_place(place, base or Path.cwd())
             except InputError as error:
                 mistakes.append(parsed.mistake((key,), str(error)))
+    sets: dict[str, SetSection] = {}
+    for name, entry in file.dictionaries.items() if file is not None else ():
+        sets[name] = entry
+        if entry.start is not None:
+            try:
+                place = resolve_place(entry.start, base or Path.cwd())
+                sets[name] = entry.model_copy(update={"start": place})
+            except InputError as error:
+                mistakes.append(parsed.mistake(("dictionaries", name, "start"), str(error)))
     if file is not None:
         mistakes += _set_mistakes(parsed, file)
     if file is None or mistakes:
@@ -175,7 +186,7 @@ def parse_training_spec(text: str, *, source: str = "spec", base: Path | None = 
         model=places[file.model],
         tokenizer=places[file.tokenizer] if file.tokenizer else None,
         corpus=places[file.corpus],
-        dictionaries=file.dictionaries,
+        dictionaries=sets,
         source=source,
         lines=parsed.lines,
         **{key: getattr(file, key) for key in (

@@ -15,7 +15,7 @@ from ingest.models import open_model
 from ingest.models.capture import capture, loss_gradients
 from tests.ingest.tiny_models import tiny_model
 from workers.training.coder import BatchTopKGate, JumpReLUGate, ReLUGate, TopKGate
-from workers.training.metric import gradient_moments, root_of
+from workers.training.metric import EXTREME, gradient_moments, root_of, shortened
 from workers.training.run import TrainingPlan, train
 from workers.training.trainee import Job, Trainee
 
@@ -80,6 +80,15 @@ def test_the_root_squares_to_the_metric_and_has_an_inverse():
     assert torch.allclose(root @ torch.linalg.inv(root), torch.eye(10).double(), atol=1e-12)
     assert torch.allclose(root_of(moment, 0.0), torch.eye(10).double(), atol=1e-12)
     assert torch.equal(root_of(torch.zeros(4, 4), 0.9), torch.eye(4).double())
+
+
+def test_a_few_very_long_gradients_are_shortened():
+    rows = torch.ones(9, 4)
+    rows[3], rows[5] = 0.5 * EXTREME, -100.0
+    expected = rows.clone()
+    expected[5] = -EXTREME
+    assert torch.allclose(shortened(rows), expected)
+    assert torch.equal(shortened(torch.zeros(3, 2)), torch.zeros(3, 2))
 
 
 def test_moments_are_those_of_single_contexts(model, contexts, moments):
@@ -202,3 +211,33 @@ def test_another_share_is_another_run(model, contexts, tmp_path):
     ):
         with pytest.raises(InputError, match="of another run"):
             train(model, contexts, other, tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: type(gate).__name__)
+def test_what_goes_on_from_a_dictionary_begins_as_that_dictionary(gate, skip):
+    make = torch.Generator().manual_seed(3)
+    x, y = torch.randn(300, 12, generator=make), 2 + 3 * torch.randn(300, 10, generator=make)
+    first = Trainee(Job("t", 0, MLP_IN, OUT, 40, gate, skip, rate=3e-3), x, y, root=some_root(10)[1])
+    for _ in range(30):
+        first.step(x, y, 1.0, None)
+    given = first.dictionary()
+    # In the metric it was trained in, to the last number; with other first rows, other scales.
+    same = Trainee(first.job, 2 * x[:200] + 1, y[100:] * 0.5, root=first.root)
+    same.go_on_from(given)
+    same.coder.batch_threshold = first.coder.batch_threshold * first.scale_y / same.scale_y
+    found = same.dictionary()
+    activations = encode(given, x)
+    assert torch.allclose(encode(found, x), activations, rtol=1e-3, atol=1e-4)
+    assert torch.allclose(decode(found, activations, x)[0], decode(given, activations, x)[0], atol=1e-3)
+    # In another metric latents have other units, and write what they wrote.
+    other = Trainee(first.job, x, y)
+    other.go_on_from(given)
+    norm = given.writes[0].W_dec.norm(dim=-1)
+    pre = [
+        one.encoders[0].W_enc @ x.T + one.encoders[0].b_enc[:, None] for one in (given, other.dictionary())
+    ]
+    assert torch.allclose(pre[1], pre[0] * norm[:, None], rtol=1e-3, atol=1e-3)
+    assert torch.allclose(
+        other.dictionary().writes[0].W_dec, given.writes[0].W_dec / norm[:, None], atol=1e-5
+    )

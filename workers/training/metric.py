@@ -5,6 +5,8 @@ is near the second moment of the loss's gradient (they are equal where the model
 
     g   = ∂(Σ -log p(next token))/∂y            one backward pass, at every place that is written
     G   = E[g gᵀ]                               (d, d), over some tens of thousands of tokens
+                                                g no longer than 7 times the median of its batch: a few tokens
+                                                on which attention rests would own half of it
     M   = a G d/tr(G) + (1 - a) I               a: the share; tr(M) = d as of the plain error
     L   = E[(y - ŷ) M (y - ŷ)ᵀ]
 
@@ -25,9 +27,10 @@ from ingest.contexts import Contexts
 from ingest.models.capture import Point, loss_gradients
 from ingest.models.residual import ResidualModel
 
-__all__ = ["gradient_moments", "root_of"]
+__all__ = ["gradient_moments", "root_of", "shortened"]
 
 BATCH_TOKENS = 1024  # the logits of so many are held, with their gradient
+EXTREME = 7.0
 
 
 def gradient_moments(
@@ -52,13 +55,20 @@ def gradient_moments(
             model, torch.from_numpy(ids), points, torch.from_numpy(predicted), autocast=autocast
         )
         for point, gradient in found.items():
-            g = gradient[torch.from_numpy(scored)]
+            g = shortened(gradient[torch.from_numpy(scored)])
             moment = (g.T @ g).double()
             sums[point] = sums[point] + moment if point in sums else moment
         rows += int(scored.sum())
         if each:
             each(ids.size)
     return {point: total / max(rows, 1) for point, total in sums.items()}
+
+
+def shortened(rows: Tensor) -> Tensor:
+    """Rows (n, d), those longer than EXTREME times the median length brought to that length."""
+    length = rows.norm(dim=-1, keepdim=True)
+    bound = EXTREME * length.median()
+    return torch.where(length > bound, rows * (bound / length), rows)
 
 
 def root_of(moment: Tensor, share: float) -> Tensor:

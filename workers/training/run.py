@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ingest.contexts import Contexts
+from ingest.dictionaries import Dictionary
 from ingest.errors import InputError
 from ingest.models.residual import ResidualModel
 from workers.training.metric import gradient_moments, root_of
@@ -84,10 +85,11 @@ def train(
     watch: Callable[[Progress], None] | None = None,
     every: float = 60.0,
     tell_every: float = 0.5,
+    starts: Mapping[str, Dictionary] | None = None,
 ) -> TrainingRun:
     """Trains every job of the plan. `checkpoint`: a file to resume from and to write between rounds, at most
     once in `every` seconds; it stays, for whoever wrote the results to delete. `watch` is told at most once
-    in `tell_every` seconds.
+    in `tell_every` seconds. starts: by a job's name, the dictionary that it goes on from.
 
     Raises InputError for a checkpoint of another plan, model or corpus.
     """
@@ -127,6 +129,10 @@ def train(
             for trainee, state in zip(trainees, saved["trainees"], strict=True):
                 trainee.restore(state)
             met, harvested = saved["met"], saved["harvested"]
+        else:
+            for trainee in trainees:
+                if trainee.job.start is not None:
+                    trainee.go_on_from((starts or {})[trainee.job.name])
 
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(max(1, min(plan.threads, len(plan.jobs)))) as pool:

@@ -50,6 +50,7 @@ class Job:
     seed: int = 0
     revive_after: int | None = None  # rows without firing; None: the plan's
     gradients: float = 0.0  # share of the loss's gradients in the error's metric, below 1
+    start: str | None = None  # hash of the dictionary that it goes on from
 
     @property
     def name(self) -> str:
@@ -168,7 +169,41 @@ class Trainee:
         """Latents quiet for the last `after` tokens."""
         return int((self.coder.quiet >= after).sum())
 
-    # --- what it becomes ------------------------------------------------------------------------------------
+    # --- where it begins, what it becomes -------------------------------------------------------------------
+
+    def go_on_from(self, dictionary: Dictionary) -> None:
+        """Begins at a finished dictionary instead, in these scaled spaces. Decoders get unit norm there and
+        encoders the norm they had, which leaves what a latent writes as it was; a TopK chooses by it."""
+        coder, (encoder,), (written,) = self.coder, dictionary.encoders, dictionary.writes
+        W_enc, W_dec = encoder.W_enc.double(), written.W_dec.double()
+        b_enc = encoder.b_enc.double() + W_enc @ self.mean_x.double()
+        b_out = torch.zeros_like(self.mean_y) if written.b_out is None else written.b_out
+        b_dec = b_out.double() - self.mean_y.double()
+        skip = None if dictionary.W_skip is None else dictionary.W_skip.double()
+        if skip is not None:
+            b_dec = b_dec + self.mean_x.double() @ skip
+        if self.root is not None:
+            W_dec, b_dec, skip = (
+                W_dec @ self.root,
+                b_dec @ self.root,
+                None if skip is None else skip @ self.root,
+            )
+        norm = W_dec.norm(dim=-1).clamp(min=1e-8)
+        found = {
+            "W_enc": W_enc * (norm * self.scale_x / self.scale_y)[:, None],
+            "b_enc": b_enc * norm / self.scale_y,
+            "W_dec": W_dec / norm[:, None],
+            "b_dec": b_dec / self.scale_y,
+        }
+        if coder.W_skip is not None:
+            assert skip is not None
+            found["W_skip"] = skip * (self.scale_x / self.scale_y)
+        if coder.log_threshold is not None:
+            assert isinstance(dictionary.gate, JumpReLU)
+            found["log_threshold"] = (dictionary.gate.threshold.double() * norm / self.scale_y).log()
+        with torch.no_grad():
+            for name, parameter in coder.parameters().items():
+                parameter.copy_(found[name])
 
     def dictionary(self) -> Dictionary:
         """The dictionary in the raw spaces: float32, on the processor."""
