@@ -151,7 +151,11 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(model, contexts, undist
 
     with pytest.raises(Stop):
         train(model, contexts, PLAN, checkpoint, stop, every=0, tell_every=0)
-    resumed = train(model, contexts, dataclasses.replace(PLAN, threads=2), checkpoint, every=0)
+    told = []
+    resumed = train(
+        model, contexts, dataclasses.replace(PLAN, threads=2), checkpoint, told.append, every=0, tell_every=0
+    )
+    assert told[0].rows > 0 and all(one.rows_per_second >= 0 for one in told)
     assert resumed.met == undisturbed.met and resumed.harvested == undisturbed.harvested
     for one, other in zip(resumed.trainees, undisturbed.trainees, strict=True):
         for name, parameter in other.coder.parameters().items():

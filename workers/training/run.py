@@ -103,9 +103,9 @@ def train(
     saved = _resumed(checkpoint, run)
     total = rounds * plan.batch * steps_of(half * scored, plan.batch, plan.reuse)
     trainees: list[Trainee] = []
-    met, harvested, spent = 0, 0, [0.0, 0.0]
+    met, harvested = (saved["met"], saved["harvested"]) if saved else (0, 0)
+    met_before, spent = met, [0.0, 0.0]
     begun = told = kept = time.monotonic()
-    met_before = saved["met"] if saved else 0
 
     def tell(doing: str) -> None:
         nonlocal told
@@ -116,7 +116,6 @@ def train(
             watch(Progress(doing, met, total, speed, tuple(trainees)))
 
     def begin() -> None:
-        nonlocal met, harvested
         rows = stream.some()
         if saved:
             roots = [state["root"] for state in saved["trainees"]]
@@ -128,7 +127,6 @@ def train(
         if saved:
             for trainee, state in zip(trainees, saved["trainees"], strict=True):
                 trainee.restore(state)
-            met, harvested = saved["met"], saved["harvested"]
         else:
             for trainee in trainees:
                 if trainee.job.start is not None:
