@@ -169,7 +169,7 @@ def _recorded(one: DictionarySet) -> float | None:
             continue
         try:
             share = json.loads(file.read_text(encoding="utf-8"))["documents"]["held_out_share"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f"{file}: no training record ({type(error).__name__}: {error}); expected "
                 f"documents.held_out_share"

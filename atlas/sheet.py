@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -208,10 +209,14 @@ def score_sheet(
 def _key(file: Path) -> dict[str, Any]:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        if len(stored["sets"]) != 2 or not all(one["set"] in stored["sets"] for one in stored["features"]):
+        if (
+            len(set(stored["sets"])) != 2
+            or len(stored["sets"]) != 2
+            or not all(one["set"] in stored["sets"] for one in stored["features"])
+        ):
             raise ValueError("features of other sets than its two")
         str(stored["sheet"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{file}: is no key of a sheet ({type(error).__name__}: {error})") from None
     return stored
 
@@ -222,18 +227,23 @@ def _verdicts(file: Path, sheet: str, count: int) -> list[_Verdict]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error})") from None
     delimiter = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
-    reader = csv.DictReader(text.splitlines(), delimiter=delimiter)
-    if missing := [name for name in COLUMNS[:3] if name not in (reader.fieldnames or ())]:
-        raise InputError(f"{file}: column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
+    # Lines as CSV has them: a note may hold other breaks.
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        if missing := [name for name in COLUMNS[:3] if name not in (reader.fieldnames or ())]:
+            raise InputError(f"{file}: column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"{file}:{reader.line_num}: is not CSV ({error})") from None
     found: dict[int, _Verdict] = {}
-    for row in reader:
-        line = reader.line_num
+    for line, row in rows:
         if row["sheet"] != sheet:
             raise InputError(f"{file}:{line}: of sheet {row['sheet']!r}, the key is of {sheet!r}")
-        number = int(row["feature"]) if (row["feature"] or "").isdecimal() else 0
+        given = row["feature"] or ""
+        number = int(given) if given.isdecimal() and len(given) < 10 else 0
         if not 1 <= number <= count or number in found:
             what = "stands there twice" if number in found else f"is none of 1 to {count}"
-            raise InputError(f"{file}:{line}: feature {row['feature']!r} {what}")
+            raise InputError(f"{file}:{line}: feature {given[:20]!r} {what}")
         found[number] = _Verdict(line, number, _verdict(file, line, row["verdict"] or ""))
     if len(found) < count:
         absent = next(number for number in range(1, count + 1) if number not in found)

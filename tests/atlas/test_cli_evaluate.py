@@ -98,9 +98,10 @@ def test_a_training_record_keeps_evaluation_on_what_was_held_out(place, tmp_path
         assert evaluate(spec, place / "corpus.jsonl", length=12, share=0.1).share == 0.1
         with pytest.raises(InputError, match=r"was trained on all but 0\.25"):
             evaluate(spec, place / "corpus.jsonl", length=12, share=0.5)
-        record.write_text("{}")
-        with pytest.raises(InputError, match=r"training\.json: no training record"):
-            evaluate(spec, place / "corpus.jsonl", length=12)
+        for text in ("{}", 100_000 * "["):
+            record.write_text(text)
+            with pytest.raises(InputError, match=r"training\.json: no training record"):
+                evaluate(spec, place / "corpus.jsonl", length=12)
     finally:
         record.unlink()
 

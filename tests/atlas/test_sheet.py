@@ -141,6 +141,39 @@ def test_what_is_no_filled_sheet(place, sheet, tmp_path):
     assert "features fire on these 40 contexts, 999 are wanted" in str(refused)
 
 
+def hand_made(folder, rows, **key):
+    """A sheet of two features, its CSV as given."""
+    features = [{"set": "a"}, {"set": "b"}]
+    stored = {"sheet": "abc", "sets": ["a", "b"], "features": features} | key
+    (folder / "key.json").write_text(json.dumps(stored))
+    (folder / "sheet.csv").write_text("sheet,feature,verdict,note\n" + rows, encoding="utf-8", newline="")
+    return folder
+
+
+@pytest.mark.parametrize("note", ["a\u2028b", "a\x0bb", '"two\nlines, ""quoted"""', '"\u202eright to left"'])
+def test_a_note_may_hold_anything(tmp_path, note):
+    answer = score_sheet(hand_made(tmp_path, f"abc,1,no,{note}\r\nabc,2,interpretable,\r\n"))
+    assert answer.tables["verdicts"].rows == (("a", 0, 0, 1, 1), ("b", 1, 0, 0, 1))
+
+
+@pytest.mark.parametrize("rows, told", [
+    ("abc," + 5000 * "9" + ",no,\n", r"sheet\.csv:2: feature '9{20}' is none of 1 to 2"),
+    ("abc,1,no," + 200_000 * "x" + "\n", r"sheet\.csv:\d: is not CSV \(field larger"),
+    ("abc\n", r"sheet\.csv:2: feature '' is none"),
+])  # fmt: skip
+def test_rows_that_are_none(tmp_path, rows, told):
+    with pytest.raises(InputError, match=told):
+        score_sheet(hand_made(tmp_path, rows))
+
+
+def test_keys_that_are_none(tmp_path):
+    with pytest.raises(InputError, match="is no key of a sheet"):
+        score_sheet(hand_made(tmp_path, "", sets=["a", "a"], features=[{"set": "a"}]))
+    (tmp_path / "key.json").write_text(100_000 * "[")
+    with pytest.raises(InputError, match="is no key of a sheet"):
+        score_sheet(tmp_path)
+
+
 def test_the_exact_test_is_fishers_and_every_table_counts_once():
     random = np.random.default_rng(0)
     for _ in range(20):
