@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "atlas.store": ("atlas.store", "atlas.folder", *SCHEMA),
     "atlas.folder": SCHEMA,
     **dict.fromkeys(SCHEMA, SCHEMA),
+    "atlas.errors": ("ingest.errors",),  # how any message is shown
 }
 
 HEAVY = {
