@@ -176,4 +176,5 @@ def _heads(atlas: Atlas) -> Table:
         """
     )
     rows = [(f"L{layer}.H{head}", *rest) for layer, head, *rest in found.rows]
-    return Table.of("strongest pairs through a head, by z", ("head", "from", "into", "weight", "z"), rows)
+    title = "strongest pairs through a head, by z, of those with both ends named"
+    return Table.of(title, ("head", "from", "into", "weight", "z"), rows)

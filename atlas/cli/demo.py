@@ -123,8 +123,8 @@ def _next(out: Path) -> str:
 def _next_othello(out: Path) -> str:
     models = "examples/othello/models"
     return f"""What to try next, with --atlas {out}{_where()}:
-  atlas search d3                                which features a move feeds, and which make it likely
+  atlas search d3                                which features read a move, and which write to its logit
   atlas feature 't3[17]'                         any feature by set, layer and number: e, a or t
   atlas head 3.4                                 what an attention head carries
   atlas query 'MATCH (f:Feature) WHERE f.label STARTS WITH "legal f5" RETURN f.key, f.label'
-  atlas evaluate --help                          measure the dictionaries: {models}/seed-1/README.md has it"""
+  atlas evaluate --help                          measures dictionaries: {models}/seed-1/README.md shows how"""

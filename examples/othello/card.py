@@ -197,6 +197,13 @@ def _files() -> Iterator[str]:
         " `saes`: SAELens' layout, a folder each. `labels`: for `atlas label import`. `figures.json`: what"
         " this card says, as data."
     )
+    yield ""
+    yield "The figures in place again, by the program (from the root of the repository, SEED for the seed):"
+    yield ""
+    yield "    python -m examples.othello.games --count 300 --seed 1000000 --length 60 --to games.npy"
+    yield "    atlas evaluate --model examples/othello/models/seed-SEED --text games.npy --part all \\"
+    yield "        --pad 0 --contexts 300 --length 60 \\"
+    yield "        --dictionaries examples/othello/models/seed-SEED/transcoders"
 
 
 def _pm(value: float | None, error: float | None, signed: bool = False) -> str:
